@@ -4,11 +4,11 @@
 //! slab is the offset divided by the slab's size, a power of two. All pointers into the arena are
 //! made from its base pointer, so they all have the provenance of the whole range.
 //!
-//! The range comes from the system or from the caller. The caller's is zeroed as it is committed, and
-//! never given back.
+//! The range comes from the system or from the caller. The caller's is zeroed as it is committed, and given back only
+//! if no pool comes of it.
 
 use crate::class::{CHUNK_ALIGN, MAX_CHUNK_ALIGN};
-use crate::error::ConfigError;
+use crate::error::{BuildInError, ConfigError};
 use crate::sync::{AtomicU32, Ordering, Table};
 use crate::sys::{HUGE_PAGE, Region, asan};
 use core::mem::MaybeUninit;
@@ -22,7 +22,11 @@ const MAX_ARENA_BYTES: usize = (u32::MAX as usize).saturating_mul(CHUNK_ALIGN);
 enum Memory {
     System(Region),
     /// The caller's, for ever.
-    Lent(NonNull<u8>),
+    Lent {
+        /// Its first multiple of [`MAX_CHUNK_ALIGN`].
+        base: NonNull<u8>,
+        whole: NonNull<[MaybeUninit<u8>]>,
+    },
 }
 
 // SAFETY: a region can be used from any thread, and so can memory that was lent for ever and is
@@ -60,14 +64,34 @@ impl Arena {
     pub(crate) fn lent(
         memory: &'static mut [MaybeUninit<u8>],
         slab_bytes: usize,
-    ) -> Result<Self, ConfigError> {
-        let skip = memory
+    ) -> Result<Self, BuildInError> {
+        let whole = NonNull::from(&mut *memory);
+        let first = whole.cast::<u8>();
+        let skip = first
             .as_ptr()
             .align_offset(MAX_CHUNK_ALIGN)
-            .min(memory.len());
-        let memory = &mut memory[skip..];
-        let base = NonNull::from(&mut *memory).cast();
-        Self::new(memory.len(), slab_bytes, |_| Ok(Memory::Lent(base)))
+            .min(whole.len());
+        // SAFETY: within the memory, or at its end.
+        let base = unsafe { first.add(skip) };
+        let lent = |_| Ok(Memory::Lent { base, whole });
+        // Not by `map_err`: its closure would have the reference, at whose use the pointers made from it end.
+        match Self::new(whole.len() - skip, slab_bytes, lent) {
+            Ok(arena) => Ok(arena),
+            Err(error) => Err(BuildInError::new(error, memory)),
+        }
+    }
+
+    /// Returns the memory that the caller [lent](Self::lent), all of it; none if it is the system's.
+    pub(crate) fn into_lent(self) -> &'static mut [MaybeUninit<u8>] {
+        let Memory::Lent { mut whole, .. } = self.memory else {
+            return &mut [];
+        };
+        // Unpoisons it.
+        drop(self);
+        // SAFETY: made from the caller's reference, which is for ever and is not used again. Nobody else refers to
+        // the memory: it is reached through an arena alone, this one is gone, and it was no pool's, because a pool keeps
+        // its arena until its last chunk is freed, and does not give it away then either.
+        unsafe { whole.as_mut() }
     }
 
     fn new(
@@ -118,7 +142,7 @@ impl Arena {
     pub(crate) fn base(&self) -> NonNull<u8> {
         match &self.memory {
             Memory::System(region) => region.base(),
-            Memory::Lent(base) => *base,
+            Memory::Lent { base, .. } => *base,
         }
     }
 
@@ -178,7 +202,7 @@ impl Arena {
                 }
             }
             // SAFETY: nobody has any part of slabs that were not usable before.
-            Memory::Lent(_) => unsafe { self.zero(offset, bytes) },
+            Memory::Lent { .. } => unsafe { self.zero(offset, bytes) },
         }
         Ok(())
     }
@@ -195,7 +219,7 @@ impl Arena {
             Memory::System(region) => (0..self.slabs).try_for_each(|slab| {
                 region.populate(slab * self.slab_bytes, self.usable_bytes(), self.locked)
             }),
-            Memory::Lent(_) => Ok(()),
+            Memory::Lent { .. } => Ok(()),
         }
     }
 
@@ -203,7 +227,7 @@ impl Arena {
     pub(crate) fn resident(&self, slabs: usize) -> Option<usize> {
         match &self.memory {
             Memory::System(region) => region.resident(slabs * self.slab_bytes),
-            Memory::Lent(_) => None,
+            Memory::Lent { .. } => None,
         }
     }
 
@@ -243,7 +267,7 @@ impl Arena {
         match &self.memory {
             // SAFETY: handed on to the caller.
             Memory::System(region) if !self.locked => unsafe { region.release(offset, bytes) },
-            Memory::System(_) | Memory::Lent(_) => false,
+            Memory::System(_) | Memory::Lent { .. } => false,
         }
     }
 
@@ -260,7 +284,7 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        if let Memory::Lent(base) = self.memory {
+        if let Memory::Lent { base, .. } = self.memory {
             // It is the lender's again.
             asan::unpoison(base, self.bytes());
         }

@@ -2,7 +2,7 @@
 
 use crate::arena::Arena;
 use crate::class::SizeClasses;
-use crate::error::ConfigError;
+use crate::error::{BuildInError, ConfigError};
 use crate::geometry::ClassTable;
 use crate::inner::Inner;
 use crate::pool::SlabPool;
@@ -375,10 +375,19 @@ impl SlabPoolBuilder {
     /// ```
     ///
     /// # Errors
-    /// As `build`. The memory is then lent all the same, and safe code does not get it back.
-    pub fn build_in(self, memory: &'static mut [MaybeUninit<u8>]) -> Result<SlabPool, ConfigError> {
+    /// As `build`, with the memory, which the caller gets back.
+    pub fn build_in(
+        self,
+        memory: &'static mut [MaybeUninit<u8>],
+    ) -> Result<SlabPool, BuildInError> {
         let classes = ClassTable::new(self.size_classes.clone(), memory.len());
-        let arena = Arena::lent(memory, classes.slab_bytes())?;
-        Inner::open_in(arena, classes, &self).map(SlabPool::from_handle)
+        let mut arena = Some(Arena::lent(memory, classes.slab_bytes())?);
+        Inner::open_in(&mut arena, classes, &self)
+            .map(SlabPool::from_handle)
+            .map_err(|error| {
+                // The arena is still here.
+                let memory = arena.map(Arena::into_lent).unwrap_or_default();
+                BuildInError::new(error, memory)
+            })
     }
 }

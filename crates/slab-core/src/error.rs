@@ -2,6 +2,7 @@
 //! No error repeats in its own text what its source says.
 
 use core::fmt;
+use core::mem::MaybeUninit;
 
 /// Why a pool could not be built. Nothing is left half-started: no memory stays reserved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -199,6 +200,75 @@ impl From<ConfigError> for std::io::Error {
     }
 }
 
+/// Why a pool could not be built in the caller's memory, which is in the error and comes back out of it.
+///
+/// ```
+/// # use slab_core::{ConfigError, Mode, SlabPool};
+/// let memory = Box::leak(Box::<[u8]>::new_uninit_slice(1 << 20));
+/// let refused = SlabPool::builder().mode(Mode::Ring).build_in(memory).unwrap_err();
+/// assert!(matches!(refused.error(), ConfigError::CapBelowClasses { .. }));
+/// let pool = SlabPool::builder().build_in(refused.into_memory())?;
+/// # Ok::<(), ConfigError>(())
+/// ```
+pub struct BuildInError {
+    error: ConfigError,
+    memory: &'static mut [MaybeUninit<u8>],
+}
+
+impl BuildInError {
+    pub(crate) fn new(error: ConfigError, memory: &'static mut [MaybeUninit<u8>]) -> Self {
+        Self { error, memory }
+    }
+
+    /// Returns why; also the `source`.
+    #[must_use]
+    pub fn error(&self) -> ConfigError {
+        self.error
+    }
+
+    /// Returns the memory, all of it. What it holds may have changed.
+    #[must_use = "the memory is lost otherwise"]
+    pub fn into_memory(self) -> &'static mut [MaybeUninit<u8>] {
+        self.memory
+    }
+}
+
+/// Leaves the memory out.
+impl fmt::Debug for BuildInError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BuildInError")
+            .field("error", &self.error)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for BuildInError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("no pool was built in the memory that was lent")
+    }
+}
+
+impl core::error::Error for BuildInError {
+    fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
+        Some(&self.error)
+    }
+}
+
+/// The reason alone; the memory stays lent.
+impl From<BuildInError> for ConfigError {
+    fn from(refused: BuildInError) -> Self {
+        refused.error
+    }
+}
+
+/// The reason alone, as [`ConfigError`] converts; the memory stays lent.
+#[cfg(feature = "std")]
+impl From<BuildInError> for std::io::Error {
+    fn from(refused: BuildInError) -> Self {
+        refused.error.into()
+    }
+}
+
 /// Why an allocation was refused. Nothing was taken from the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -303,7 +373,7 @@ impl core::error::Error for NotAChunk {}
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
-    use crate::{InsertError, Slab};
+    use crate::{InsertError, Slab, SlabPool};
     use alloc::boxed::Box;
     use alloc::string::ToString;
     use alloc::vec;
@@ -367,6 +437,10 @@ mod tests {
         refused
     }
 
+    fn build_in_error() -> BuildInError {
+        SlabPool::builder().build_in(&mut []).unwrap_err()
+    }
+
     fn boxed<E: Error + 'static>(errors: impl IntoIterator<Item = E>) -> Vec<Box<dyn Error>> {
         let boxed = errors
             .into_iter()
@@ -385,6 +459,7 @@ mod tests {
             boxed(alloc_errors().into_iter().map(std::io::Error::from)),
             boxed([NotAChunk(())]),
             boxed([insert_error()]),
+            boxed([build_in_error()]),
         ];
         for error in all.into_iter().flatten() {
             for error in successors(Some(&*error), |&error| error.source()) {
@@ -434,5 +509,24 @@ mod tests {
         let refused = insert_error();
         let why = refused.source().and_then(|why| why.downcast_ref());
         assert_eq!(why, Some(&refused.error));
+    }
+
+    #[test]
+    fn why_no_pool_was_built_in_lent_memory_is_a_source() {
+        let refused = build_in_error();
+        let why = refused.source().and_then(|why| why.downcast_ref());
+        assert_eq!(why, Some(&refused.error()));
+        let error = refused.error();
+        assert_eq!(
+            alloc::format!("{refused:?}"),
+            alloc::format!("BuildInError {{ error: {error:?}, .. }}"),
+            "without the memory"
+        );
+        #[cfg(feature = "std")]
+        assert_eq!(
+            std::io::Error::from(build_in_error()).kind(),
+            std::io::ErrorKind::InvalidInput
+        );
+        assert_eq!(ConfigError::from(build_in_error()), refused.error());
     }
 }

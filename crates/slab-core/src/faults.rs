@@ -286,6 +286,38 @@ fn the_system_refuses_three_requests_in_a_row() {
     });
 }
 
+/// Its bookkeeping is the system's.
+#[test]
+#[cfg(all(unix, feature = "std"))] // Elsewhere nothing can be refused.
+fn memory_that_was_lent_comes_back_whichever_request_is_refused() {
+    use core::mem::MaybeUninit;
+    let mut memory: &'static mut [MaybeUninit<u8>] =
+        Box::leak(Box::<[u8]>::new_uninit_slice(300 << 10));
+    let lent = (memory.as_ptr(), memory.len());
+    for case in &cases() {
+        let classes = SizeClasses::explicit(&[1024, 16384]).unwrap();
+        let builder = (case.configure)(SlabPool::builder().size_classes(classes));
+        let elsewhere = Box::leak(Box::<[u8]>::new_uninit_slice(300 << 10));
+        let requests = refuse_requests(0..0, || drop(builder.clone().build_in(elsewhere).unwrap()));
+        assert_ne!(requests, 0);
+        for number in 0..requests {
+            let mut back = None;
+            refuse_requests(number..number + 1, || {
+                let refused = builder.clone().build_in(memory).unwrap_err();
+                let error = refused.error();
+                assert!(
+                    matches!(error, ConfigError::Reserve { errno: ENOMEM, .. }),
+                    "{error}"
+                );
+                back = Some(refused.into_memory());
+            });
+            memory = back.unwrap();
+            assert_eq!((memory.as_ptr(), memory.len()), lent);
+            memory.fill(MaybeUninit::new(0xAA));
+        }
+    }
+}
+
 /// Locking the memory is a request too.
 #[test]
 #[cfg(all(feature = "std", target_os = "linux"))]

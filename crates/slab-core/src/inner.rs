@@ -197,15 +197,17 @@ impl Inner {
         let arena = arena
             .with_guard(guard)
             .with_lock(options.backing == Backing::Locked);
-        Self::open_in(arena, classes, options)
+        Self::open_in(&mut Some(arena), classes, options)
     }
 
-    /// As [`open`](Self::open), in this arena.
+    /// As [`open`](Self::open), in the arena of this slot, from which it is taken only where nothing can fail any more.
     pub(crate) fn open_in(
-        arena: Arena,
+        slot: &mut Option<Arena>,
         mut classes: Box<ClassTable>,
         options: &SlabPoolBuilder,
     ) -> Result<Arc<Handle>, ConfigError> {
+        const FULL: &str = "an arena is in the slot";
+        let arena = slot.as_ref().expect(FULL);
         if options.huge_pages {
             arena.advise_huge_pages();
         }
@@ -227,7 +229,7 @@ impl Inner {
         let movers = max_thread_caches + MAX_CLASSES;
         let blocks = Depot::blocks(&classes, arena.slabs(), movers).map_err(reserve_error)?;
         let lanes = Depot::lanes().map_err(reserve_error)?;
-        let mut slabs = Slabs::new(&arena, options.growth).map_err(reserve_error)?;
+        let mut slabs = Slabs::new(arena, options.growth).map_err(reserve_error)?;
         let share = arena.slabs() / classes.count();
         if mode == Mode::Ring {
             if share == 0 {
@@ -243,7 +245,7 @@ impl Inner {
         })
         .map_err(reserve_error)?;
         if options.backing != Backing::OnDemand {
-            slabs.back_all(&arena).map_err(|errno| ConfigError::Back {
+            slabs.back_all(arena).map_err(|errno| ConfigError::Back {
                 bytes: arena.bytes(),
                 errno,
             })?;
@@ -285,7 +287,7 @@ impl Inner {
             too_large: AtomicU64::new(0),
             commit_refusals: Episode::new(),
             slabs: HandoffMutex::new(SlabLayer::new(slabs)),
-            arena,
+            arena: slot.take().expect(FULL),
             registry: Mutex::new(Vec::new()),
             closed: AtomicBool::new(false),
             under_pressure: AtomicBool::new(false),

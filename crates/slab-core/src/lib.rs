@@ -22,7 +22,7 @@
 //! | many chunks in one step; chunks with several owners | [`ChunkBatch`], [`SharedChunk`] |
 //! | values of one type | [`Slab`], [`SlabBox`]; in a `static`, `StaticSlab` |
 //! | `Vec`, `Box` and maps in a pool | `SlabAllocator` |
-//! | a pool in memory of your own | [`SlabPoolBuilder::build_in`], [`SlabBuilder::build_in`] |
+//! | a pool in memory of your own | [`SlabPoolBuilder::build_in`], [`SlabBuilder::build_in`], [`BuildInError`] |
 //! | what is where; which classes fit | [`PoolStats`]; [`SizeHistogram`] |
 //!
 //! # Features
@@ -139,7 +139,7 @@ pub use batch::{ChunkBatch, IntoChunks};
 pub use builder::{Backing, Growth, Mode, SlabPoolBuilder};
 pub use chunk::Chunk;
 pub use class::{CHUNK_ALIGN, MAX_CHUNK_ALIGN, MAX_CHUNK_BYTES, MAX_CLASSES, SizeClasses};
-pub use error::{AllocError, ConfigError, NotAChunk};
+pub use error::{AllocError, BuildInError, ConfigError, NotAChunk};
 #[cfg(feature = "std")]
 pub use held_wakes::{HeldWakes, hold_wakes};
 pub use oversize::{AnyChunk, HeapChunk};

@@ -1,7 +1,7 @@
 //! Pools over memory that the caller owns.
 #![cfg(not(loom))]
 
-use slab_core::{AllocError, ConfigError, SizeClasses, Slab, SlabPool};
+use slab_core::{AllocError, BuildInError, ConfigError, Mode, SizeClasses, Slab, SlabPool};
 use std::mem::MaybeUninit;
 
 fn lent(bytes: usize) -> &'static mut [MaybeUninit<u8>] {
@@ -11,6 +11,35 @@ fn lent(bytes: usize) -> &'static mut [MaybeUninit<u8>] {
 
 fn classes() -> SizeClasses {
     SizeClasses::explicit(&[1536, 4096]).unwrap()
+}
+
+/// Refuses so many bytes, from an odd address on; returns why. They come back whole, and serve another pool.
+fn refused<T>(
+    bytes: usize,
+    build_in: impl FnOnce(&'static mut [MaybeUninit<u8>]) -> Result<T, BuildInError>,
+) -> ConfigError {
+    let memory = &mut lent(bytes + 1)[1..];
+    let range = memory.as_ptr_range();
+    let Err(refused) = build_in(memory) else {
+        panic!("it must not be built");
+    };
+    let error = refused.error();
+    let memory = refused.into_memory();
+    assert_eq!(memory.as_ptr_range(), range);
+    memory.fill(MaybeUninit::new(0xBB));
+    if memory.len() >= (64 << 10) + 4095 {
+        let classes = SizeClasses::explicit(&[1536]).unwrap();
+        let pool = SlabPool::builder().size_classes(classes);
+        let pool = pool.build_in(memory).unwrap();
+        let all: Vec<_> = std::iter::from_fn(|| pool.try_alloc_zeroed(1536).ok()).collect();
+        assert_eq!(all.len(), pool.max_memory() / (64 << 10) * 42);
+        for chunk in &all {
+            // SAFETY: the chunk's bytes are zeroed, and ours while it lives.
+            let bytes = unsafe { std::slice::from_raw_parts(chunk.as_ptr().as_ptr(), 1536) };
+            assert_eq!(bytes, [0; 1536]);
+        }
+    }
+    error
 }
 
 #[test]
@@ -76,15 +105,12 @@ fn lent_memory_is_neither_trimmed_nor_unmapped() {
 fn lent_memory_below_one_slab_is_an_error() {
     for bytes in [0, 1, 4096, 64 << 10] {
         // One byte less than a slab and the way to the next page.
-        let memory: &'static mut [MaybeUninit<u8>] = match bytes {
-            0 => &mut [],
+        let build_in = |memory| SlabPool::builder().size_classes(classes()).build_in(memory);
+        let error = match bytes {
+            0 => build_in(&mut []).unwrap_err().error(),
             _ if cfg!(miri) => return, // Leaks.
-            bytes => &mut lent(bytes + 1)[1..],
+            bytes => refused(bytes, build_in),
         };
-        let error = SlabPool::builder()
-            .size_classes(classes())
-            .build_in(memory)
-            .unwrap_err();
         assert!(
             matches!(
                 error,
@@ -96,6 +122,46 @@ fn lent_memory_below_one_slab_is_an_error() {
             "{error}"
         );
     }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "leaks, as memory for ever does")]
+fn memory_that_was_lent_in_vain_comes_back() {
+    #[repr(align(8192))]
+    struct Unaligned;
+    let ring = SlabPool::builder().mode(Mode::Ring).size_classes(classes());
+    // One slab, and a page less a byte.
+    let few = refused((64 << 10) + 8190, |memory| ring.build_in(memory));
+    let slabs_and_classes = ConfigError::CapBelowClasses {
+        slabs: 1,
+        classes: 2,
+    };
+    assert_eq!(few, slabs_and_classes);
+    let align = refused(200 << 10, |memory| {
+        Slab::<Unaligned>::builder().build_in(memory)
+    });
+    assert_eq!(align, ConfigError::BadAlignment { align: 8192 });
+    // Within the pool that the slab builds.
+    let few = refused(64 << 10, |memory| {
+        Slab::<[u8; 16384]>::builder().build_in(memory)
+    });
+    assert!(matches!(few, ConfigError::CapBelowOneSlab { .. }), "{few}");
+}
+
+/// Under Miri: it is the only one, and no pool was built from it.
+#[test]
+fn memory_that_comes_back_is_the_lenders_alone() {
+    let memory = lent((64 << 10) + 4095);
+    let ring = SlabPool::builder().mode(Mode::Ring).size_classes(classes());
+    let refused = ring.build_in(memory).unwrap_err();
+    assert!(matches!(
+        refused.error(),
+        ConfigError::CapBelowClasses { .. }
+    ));
+    let memory = refused.into_memory();
+    memory.fill(MaybeUninit::new(1));
+    // SAFETY: leaked from a box by `lent`, and nobody else refers to it.
+    drop(unsafe { Box::from_raw(memory) });
 }
 
 /// Whatever the type's alignment, and wherever the memory begins.
@@ -121,7 +187,10 @@ fn lent_memory_holds_typed_values_up_to_its_end() {
     drop(slab);
     drop(held);
     let refused = Slab::<Page>::builder().build_in(&mut []).unwrap_err();
-    assert!(matches!(refused, ConfigError::CapBelowOneSlab { .. }));
+    assert!(matches!(
+        refused.error(),
+        ConfigError::CapBelowOneSlab { .. }
+    ));
 }
 
 /// A timer that trims would otherwise send all threads to the slow path each time, for nothing.

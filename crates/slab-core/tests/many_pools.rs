@@ -121,6 +121,16 @@ fn a_pool_too_many_is_refused_until_another_ends() {
     assert_eq!(refused, ConfigError::TooManyPools);
     assert_eq!(pools.len(), OWN + NUMBERS[1]);
     use_all(&pools);
+    let memory = Box::leak(Box::<[u8]>::new_uninit_slice(128 << 10));
+    let (at, len) = (memory.as_ptr(), memory.len());
+    let build_in = |memory| {
+        let classes = SizeClasses::explicit(&[64]).unwrap();
+        SlabPool::builder().size_classes(classes).build_in(memory)
+    };
+    let refused = build_in(memory).unwrap_err();
+    assert_eq!(refused.error(), ConfigError::TooManyPools);
+    let memory = refused.into_memory();
+    assert_eq!((memory.as_ptr(), memory.len()), (at, len));
     let last = pools.pop().unwrap();
     let chunk = last.try_alloc(1).unwrap();
     drop(last);
@@ -131,6 +141,6 @@ fn a_pool_too_many_is_refused_until_another_ends() {
     );
     assert!(chunk.pool().is_none());
     drop(chunk);
-    pools.push(open().unwrap());
+    pools.push(build_in(memory).unwrap());
     use_all(&pools);
 }

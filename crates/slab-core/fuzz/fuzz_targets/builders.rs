@@ -171,8 +171,15 @@ libfuzzer_sys::fuzz_target!(|input: Input| {
         Some(len) => {
             // SAFETY: the pool of the last run went with its last chunk, at the end of that run.
             let memory = unsafe { memory(len as usize) };
-            let len = memory.len();
-            (builder.build_in(memory), len)
+            let lent = (memory.as_ptr(), memory.len());
+            let built = builder.build_in(memory).map_err(|refused| {
+                let error = refused.error();
+                let back = refused.into_memory();
+                assert_eq!((back.as_ptr(), back.len()), lent);
+                back.fill(MaybeUninit::new(0xAA));
+                error
+            });
+            (built, lent.1)
         }
     };
     let Ok(pool) = built else {

@@ -24,7 +24,7 @@ pub use slab_box::SlabBox;
 use crate::builder::SlabPoolBuilder;
 use crate::chunk::Chunk;
 use crate::class::{CHUNK_ALIGN, MAX_CHUNK_ALIGN, SizeClasses};
-use crate::error::{AllocError, ConfigError, NotAChunk};
+use crate::error::{AllocError, BuildInError, ConfigError, NotAChunk};
 use crate::geometry::slab_bytes_for;
 use crate::inner::Inner;
 use crate::pool::SlabPool;
@@ -440,14 +440,17 @@ impl<T, Tag> SlabBuilder<T, Tag> {
     /// ```
     ///
     /// # Errors
-    /// As [`build`](Self::build).
+    /// As [`build`](Self::build), with the memory, which the caller gets back.
     pub fn build_in(
         self,
         memory: &'static mut [MaybeUninit<u8>],
-    ) -> Result<Slab<T, Tag>, ConfigError> {
-        let pool = self.pool.size_classes(Self::classes()?);
+    ) -> Result<Slab<T, Tag>, BuildInError> {
+        let classes = match Self::classes() {
+            Ok(classes) => classes,
+            Err(error) => return Err(BuildInError::new(error, memory)),
+        };
         Ok(Slab {
-            pool: pool.build_in(memory)?,
+            pool: self.pool.size_classes(classes).build_in(memory)?,
             of: PhantomData,
         })
     }
