@@ -43,12 +43,51 @@ fn a_payload_is_divided_as_by_a_sender() {
         assert!(batch.pinned_bytes() >= len.max(1));
         let lengths: Vec<_> = batch.iter().map(|datagram| datagram.packet.len()).collect();
         assert_eq!(lengths, expected);
+        let bufs = make().unwrap().try_into_bufs().expect("nobody else has it");
+        assert_eq!(bufs.len(), expected.len());
+        let mut bufs: Vec<_> = bufs.collect();
+        for (number, buf) in bufs.iter_mut().enumerate() {
+            assert_eq!(buf.len(), expected[number]);
+            buf.fill(number as u8);
+        }
+        for (number, buf) in bufs.iter().enumerate() {
+            assert!(buf.iter().all(|&byte| byte == number as u8), "{buf:?}");
+        }
+        assert_eq!(pool.slab().stats().in_use(), 2);
+        drop(bufs);
         let packets: Vec<_> = batch.into_packets().collect();
         assert_eq!(packets.concat(), payload);
         assert_eq!(pool.slab().stats().in_use(), 1);
         drop(packets);
         assert_eq!(pool.slab().stats().in_use(), 0);
     }
+}
+
+/// What one of them grows into is no other's.
+#[test]
+fn the_buffers_of_a_batch_grow_and_are_kept_apart() {
+    let pool = pool();
+    let batch = PacketBatch::try_copy_from_slice(&pool, b"onetwosix", 3, SOURCE).unwrap();
+    let at = batch.contents().as_ptr();
+    let mut bufs: Vec<_> = batch.try_into_bufs().unwrap().collect();
+    assert_eq!(bufs[2].as_ptr(), at.wrapping_add(6), "nothing is copied");
+    assert_eq!(bufs[0].tailroom(), 0);
+    for buf in &mut bufs {
+        buf.extend_from_slice(b" more");
+        buf.prepend(b"no ");
+    }
+    assert_eq!(bufs, ["no one more", "no two more", "no six more"]);
+    let last = bufs.pop().unwrap();
+    drop(bufs);
+    let freed = std::thread::spawn(move || drop(last));
+    freed.join().unwrap();
+    assert_eq!(pool.slab().stats().in_use(), 0);
+    // An iterator that is not finished keeps nothing.
+    let batch = PacketBatch::try_copy_from_slice(&pool, b"onetwosix", 3, SOURCE).unwrap();
+    let mut some = batch.try_into_bufs().unwrap();
+    assert_eq!(some.next().unwrap(), "one");
+    drop(some);
+    assert_eq!(pool.slab().stats().in_use(), 0);
 }
 
 #[test]

@@ -148,7 +148,10 @@ async fn the_buffer_of_short_payloads_is_used_before_anything_is_dropped() {
 async fn a_waiting_receiver_drains_the_socket_without_free_buffers() {
     let reasons = Arc::new(Mutex::new(Vec::new()));
     let log = Arc::clone(&reasons);
-    let _watching = on_warning(move |event| log.lock().unwrap().extend(field(event, "reason")));
+    let _watching = on_warning(move |event| {
+        log.lock().unwrap().extend(field(event, "reason"));
+        assert!(field(event, "socket").is_some());
+    });
     let logged = || reasons.lock().unwrap().clone();
     let mut receiver = bind(BUFFER);
     let (sender, monitor) = (receiver.sender(), receiver.monitor());

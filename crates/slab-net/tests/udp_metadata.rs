@@ -221,12 +221,18 @@ async fn kernel_drops_are_logged() {
 
     let reasons = Arc::new(Mutex::new(Vec::new()));
     let log = Arc::clone(&reasons);
-    let _watching = on_warning(move |event| log.lock().unwrap().extend(field(event, "reason")));
+    let _watching = on_warning(move |event| {
+        let which = field(event, "reason").zip(field(event, "socket"));
+        log.lock()
+            .unwrap()
+            .push(which.expect("it says why, and where"));
+    });
     let pool = pool();
     let mut receiver = UdpReceiver::builder(&pool)
         .receive_buffer_bytes(1 << 14)
         .bind(ANY)
         .unwrap();
+    let once = ("kernel".to_owned(), receiver.local_addr().to_string());
     let sender = receiver.sender();
     for _ in 0..3 {
         for _ in 0..100 {
@@ -235,10 +241,10 @@ async fn kernel_drops_are_logged() {
         }
         drain(&mut receiver);
     }
-    assert_eq!(*reasons.lock().unwrap(), ["kernel"], "once an episode");
+    assert_eq!(reasons.lock().unwrap()[..], [once.clone()], "an episode");
     drop(receiver);
     drop(sender);
-    assert_eq!(*reasons.lock().unwrap(), ["kernel", "kernel"]);
+    assert_eq!(reasons.lock().unwrap()[..], [once.clone(), once]);
 }
 
 #[cfg(target_os = "linux")]

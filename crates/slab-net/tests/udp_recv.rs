@@ -93,6 +93,46 @@ async fn mixing_receive_methods_and_cancellation_loses_nothing() {
     }
 }
 
+/// The others of its read may be read by somebody.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_batch_gives_no_buffers_while_a_datagram_of_its_read_lives() {
+    let pool = pool();
+    let mut receiver = bind(&pool, Coalescing::On);
+    let ten = Transmit::new(&[7; 1000], receiver.local_addr()).segment_size(100);
+    receiver.sender().send(&ten).await.unwrap();
+    let first = receiver.recv().await.unwrap().packet;
+    let rest = receiver.recv_batch().await.unwrap();
+    let rest = rest.try_into_bufs().unwrap_err();
+    assert_eq!(rest.datagrams(), 9);
+    drop(first);
+    let mut bufs: Vec<_> = rest.try_into_bufs().unwrap().collect();
+    bufs.iter_mut().for_each(|buf| buf.fill(1));
+    assert_eq!(bufs.concat(), [1; 900]);
+    drop(bufs);
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
+/// Who goes on after errors, as they are advised to, keeps no thread from other tasks.
+#[test]
+fn a_receiver_whose_runtime_is_gone_fails_and_lets_other_tasks_run() {
+    let runtime = || {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+    };
+    let gone = runtime().unwrap();
+    let mut receiver = gone.block_on(async { bind(&pool(), Coalescing::On) });
+    drop(gone);
+    runtime().unwrap().block_on(async {
+        let other = tokio::spawn(async {});
+        for _ in 0..1000 {
+            receiver.recv_batch().await.unwrap_err();
+        }
+        assert!(other.is_finished());
+    });
+}
+
 #[tokio::test]
 async fn dropping_the_receiver_counts_the_rest_of_a_batch() {
     let pool = pool();

@@ -1,5 +1,9 @@
 //! [`PacketBatch`]: the unit that travels from the socket to its consumer.
 
+mod bufs;
+
+pub use bufs::IntoBufs;
+
 use super::builder::MAX_DATAGRAM;
 use super::datagram::{Datagram, Metadata};
 use super::error::BatchError;
@@ -143,7 +147,7 @@ impl PacketBatch {
     }
 
     /// Returns all payloads, to be changed in place; `None` if there is any other reference to the
-    /// batch's chunk.
+    /// batch's chunk. [`try_into_bufs`](Self::try_into_bufs) gives them to several owners.
     ///
     /// ```
     /// # use slab_net::PacketPool;

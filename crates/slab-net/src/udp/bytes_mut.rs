@@ -124,6 +124,9 @@ impl UdpReceiver {
     #[must_use]
     pub fn into_bytes_mut(self, max_memory: usize) -> BytesMutReceiver {
         let buffer_bytes = self.buffer_bytes();
+        let [mut no_memory, mut truncated] = ["no_memory", "truncated"].map(DropEpisode::new);
+        no_memory.socket = Some(self.local_addr());
+        truncated.socket = no_memory.socket;
         BytesMutReceiver {
             socket: Arc::clone(self.socket()),
             ring: ReuseRing {
@@ -137,8 +140,8 @@ impl UdpReceiver {
             slots_to_offer: 1,
             received: [Received::NOTHING; MAX_SLOTS],
             ready: VecDeque::new(),
-            no_memory: DropEpisode::new("no_memory"),
-            truncated: DropEpisode::new("truncated"),
+            no_memory,
+            truncated,
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Log events for drops: one when an episode begins, one when it has ended, none per packet.
 
+use std::net::SocketAddr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -13,6 +14,8 @@ const QUIET_MILLIS: u64 = 1000;
 #[derive(Debug)]
 pub(crate) struct DropEpisode {
     reason: &'static str,
+    /// The socket that drops them, if one does.
+    pub(super) socket: Option<SocketAddr>,
     /// Milliseconds of [`now`] at the last drop; 0 outside of an episode.
     last_drop: AtomicU64,
     datagrams: AtomicU64,
@@ -22,6 +25,7 @@ impl DropEpisode {
     pub(crate) fn new(reason: &'static str) -> Self {
         Self {
             reason,
+            socket: None,
             last_drop: AtomicU64::new(0),
             datagrams: AtomicU64::new(0),
         }
@@ -39,7 +43,8 @@ impl DropEpisode {
     pub(crate) fn dropped(&self, datagrams: u64) {
         self.datagrams.fetch_add(datagrams, Ordering::Relaxed);
         if self.last_drop.swap(now(), Ordering::Relaxed) == 0 {
-            tracing::warn!(reason = self.reason, "dropping datagrams");
+            let socket = self.socket.map(tracing::field::display);
+            tracing::warn!(reason = self.reason, socket, "dropping datagrams");
         }
     }
 
@@ -66,8 +71,10 @@ impl DropEpisode {
             .compare_exchange(last, 0, Ordering::Relaxed, Ordering::Relaxed);
         if over.is_ok() {
             let datagrams = self.datagrams.swap(0, Ordering::Relaxed);
+            let socket = self.socket.map(tracing::field::display);
             tracing::warn!(
                 reason = self.reason,
+                socket,
                 datagrams,
                 "stopped dropping datagrams"
             );

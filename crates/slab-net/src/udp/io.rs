@@ -11,8 +11,10 @@ use tokio::io::Interest;
 use {
     std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
     std::sync::OnceLock,
-    tokio::io::unix::AsyncFd,
+    std::task::ready,
+    tokio::io::unix::{AsyncFd, AsyncFdReadyGuard},
     tokio::runtime::Handle,
+    tokio::task::coop::poll_proceed,
 };
 
 #[cfg(unix)]
@@ -35,9 +37,9 @@ impl Io {
         })
     }
 
+    /// Uses up tokio's budget at each turn, also if the runtime is gone and all turns fail.
     pub(super) fn poll_read_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let ready = self.socket.poll_read_ready(cx);
-        ready.map_ok(|mut ready| ready.retain_ready())
+        poll_read_ready(&self.socket, cx).map_ok(|mut ready| ready.retain_ready())
     }
 
     /// Calls `read` if the runtime believes that there is something to read. If that returns `WouldBlock`,
@@ -97,6 +99,20 @@ impl Io {
         let _inside = self.runtime.enter();
         register(duplicate, Interest::WRITABLE).map(Some)
     }
+}
+
+/// As [`AsyncFd::poll_read_ready`], which does not count an error against the budget: a task that goes on after errors would
+/// keep its thread.
+#[cfg(unix)]
+pub(super) fn poll_read_ready<'a, T: AsRawFd>(
+    fd: &'a AsyncFd<T>,
+    cx: &mut Context<'_>,
+) -> Poll<io::Result<AsyncFdReadyGuard<'a, T>>> {
+    let ready = ready!(fd.poll_read_ready(cx));
+    if ready.is_err() {
+        ready!(poll_proceed(cx)).made_progress();
+    }
+    Poll::Ready(ready)
 }
 
 #[cfg(unix)]

@@ -78,7 +78,7 @@ mod transmit;
 #[cfg(all(target_os = "linux", feature = "io-uring"))]
 mod uring;
 
-pub use batch::{IntoBytes, IntoDatagrams, IntoPackets, Iter, PacketBatch};
+pub use batch::{IntoBufs, IntoBytes, IntoDatagrams, IntoPackets, Iter, PacketBatch};
 pub use builder::{Coalescing, UdpReceiverBuilder};
 pub use bytes_mut::BytesMutReceiver;
 pub use datagram::{Datagram, Ecn};

@@ -231,7 +231,7 @@ struct Writable {
 impl quinn::UdpPoller for Writable {
     fn poll_writable(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let Self { sender, waiting } = &mut *self;
-        let wait = waiting.get_or_insert_with(|| Box::pin(sender.clone().writable()));
+        let wait = waiting.get_or_insert_with(|| Box::pin(sender.writable()));
         let room = ready!(wait.as_mut().poll(cx));
         *waiting = None;
         Poll::Ready(room)

@@ -14,6 +14,7 @@ use arrayvec::ArrayVec;
 use slab_core::{AllocError, Chunk, SlabPool};
 use std::collections::VecDeque;
 use std::io;
+use std::net::SocketAddr;
 
 /// The number of successive system calls that only count, while the pool is exhausted.
 const DRAIN_CALLS: usize = 4;
@@ -70,6 +71,13 @@ impl Reader {
             no_memory: DropEpisode::new("no_memory"),
             truncated: DropEpisode::new("truncated"),
             kernel: DropEpisode::new("kernel"),
+        }
+    }
+
+    /// Says in what is logged which socket it is.
+    pub(super) fn set_socket(&mut self, address: SocketAddr) {
+        for episode in [&mut self.no_memory, &mut self.truncated, &mut self.kernel] {
+            episode.socket = Some(address);
         }
     }
 

@@ -69,7 +69,8 @@ pub struct UdpReceiver {
 }
 
 impl UdpReceiver {
-    pub(super) fn new(socket: Arc<Socket>, reader: Reader) -> Self {
+    pub(super) fn new(socket: Arc<Socket>, mut reader: Reader) -> Self {
+        reader.set_socket(socket.address);
         Self {
             socket,
             reader,
@@ -131,8 +132,13 @@ impl UdpReceiver {
     ///
     /// Cancel-safe. Each system call counts against tokio's cooperative budget.
     ///
+    /// As long as there is something to read, a loop of calls lets other tasks of its thread run only once the budget is
+    /// used up, after some hundred calls. If it hands batches on to one of them by a channel of its own, it should call
+    /// [`yield_now`](tokio::task::yield_now) when that is half full; [`forward`](crate::pipeline::forward) does.
+    ///
     /// # Errors
-    /// The system's error; datagrams in the receiver stay there.
+    /// The system's error; datagrams in the receiver stay there. Once the receiver's runtime is gone, it is an error for
+    /// ever.
     pub async fn recv_batch(&mut self) -> io::Result<PacketBatch> {
         poll_fn(|cx| self.poll_recv_batch(cx)).await
     }
@@ -198,7 +204,8 @@ impl UdpReceiver {
     /// at most 32, or 63 after [`stop`](Self::stop) by io_uring. Handing them on together wakes a
     /// consumer only once.
     ///
-    /// Cancel-safe. Each system call counts against tokio's cooperative budget.
+    /// Cancel-safe. Each system call counts against tokio's cooperative budget; see [`recv_batch`](Self::recv_batch) for
+    /// loops that hand batches on.
     ///
     /// # Errors
     /// The system's error; `out` is then unchanged.

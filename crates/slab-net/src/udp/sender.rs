@@ -171,7 +171,7 @@ impl UdpSender {
             });
             let mut step = step.await;
             if would_block(&step) {
-                step = self.clone().writable().await.map(|()| Step::More);
+                step = self.writable().await.map(|()| Step::More);
             }
             if let Some(outcome) = Self::outcome(step, transmits, &progress) {
                 return outcome;
@@ -199,12 +199,44 @@ impl UdpSender {
         self.socket.backend.disable_gso();
     }
 
-    /// Waits until the send buffer may have room, or, if there is no descriptor to wait with, until other tasks have run.
-    pub(super) async fn writable(self) -> io::Result<()> {
-        if !self.socket.io.writable().await? {
-            tokio::task::yield_now().await;
+    /// Waits until the socket's send buffer may have room, for code that cannot wait in [`send`](Self::send): a `poll_`
+    /// function keeps this future until it completes, and then [tries](Self::try_send) again. (If there is no descriptor to
+    /// wait with, it waits until other tasks have run.)
+    ///
+    /// Cancel-safe. Holds the sender, and borrows nothing.
+    ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// use slab_net::udp::{SendErrorKind, Transmit, UdpReceiver};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+    /// # let mut receiver = UdpReceiver::bind("127.0.0.1:0".parse()?, &pool)?;
+    /// let sender = receiver.sender();
+    /// let hello = Transmit::new(b"hello", receiver.local_addr());
+    /// let sent = loop {
+    ///     match sender.try_send(&hello) {
+    ///         Err(full) if matches!(full.kind(), SendErrorKind::WouldBlock) => sender.writable().await?,
+    ///         sent => break sent?,
+    ///     }
+    /// };
+    /// assert_eq!(sent, 1);
+    /// assert_eq!(receiver.recv_batch().await?.contents(), b"hello");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The runtime is gone.
+    pub fn writable(&self) -> impl Future<Output = io::Result<()>> + Send + Sync + use<> {
+        let socket = Arc::clone(&self.socket);
+        async move {
+            if !socket.io.writable().await? {
+                tokio::task::yield_now().await;
+            }
+            Ok(())
         }
-        Ok(())
     }
 
     /// As [`writable`](Self::writable), but without a descriptor waits for this time. For a runtime that has timers.

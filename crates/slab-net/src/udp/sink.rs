@@ -159,7 +159,7 @@ impl UdpSink {
     pub(super) fn new(sender: UdpSender) -> Self {
         Self {
             sender,
-            queued: VecDeque::with_capacity(CAPACITY),
+            queued: VecDeque::new(),
             waiting: None,
             failed: None,
         }
@@ -211,7 +211,7 @@ impl UdpSink {
             coop.made_progress();
             self.send_queued()?;
             if !self.queued.is_empty() {
-                self.waiting = Some(Box::pin(self.sender.clone().writable()));
+                self.waiting = Some(Box::pin(self.sender.writable()));
             }
         }
         Poll::Ready(Ok(()))

@@ -8,6 +8,7 @@
 //! readiness, to count and drop datagrams, until there is memory again.
 
 use super::batch::PacketBatch;
+use super::io::poll_read_ready;
 use super::reader::{Drops, Making, Reader, smaller_copy};
 use super::socket::Socket;
 use super::sys::is_icmp_error;
@@ -104,7 +105,7 @@ impl Uring {
                 return self.poll_read_and_drop(socket, reader, cx);
             }
             // Uses up tokio's budget at each turn.
-            let mut events = ready!(self.events.poll_read_ready(cx))?;
+            let mut events = ready!(poll_read_ready(&self.events, cx))?;
             let reaped = self.ring.reap(socket, reader)?;
             if !reader.ready.is_empty() {
                 return Poll::Ready(Ok(()));
