@@ -241,10 +241,10 @@ async fn kernel_drops_are_logged() {
         }
         drain(&mut receiver);
     }
-    assert_eq!(reasons.lock().unwrap()[..], [once.clone()], "an episode");
+    assert_eq!(*reasons.lock().unwrap(), vec![once.clone()], "an episode");
     drop(receiver);
     drop(sender);
-    assert_eq!(reasons.lock().unwrap()[..], [once.clone(), once]);
+    assert_eq!(*reasons.lock().unwrap(), vec![once.clone(), once]);
 }
 
 #[cfg(target_os = "linux")]
