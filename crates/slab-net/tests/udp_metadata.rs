@@ -452,6 +452,10 @@ async fn sockets_of_either_family_reply_to_broadcasts() {
         assert_eq!(answer.contents(), b"you");
         assert_eq!(answer.source(), (Ipv4Addr::LOCALHOST, port).into());
         let too = Outgoing::reply_to(&datagram, Packet::from_static(b"too"));
+        assert_eq!(
+            (too.destination(), too.payload()),
+            (datagram.source, &Packet::from_static(b"too"))
+        );
         sender.sink().send(too).await.unwrap();
         let answer = client.recv_batch().await.unwrap();
         assert_eq!(answer.contents(), b"too");

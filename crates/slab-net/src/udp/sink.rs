@@ -96,6 +96,18 @@ impl Outgoing {
         self
     }
 
+    /// Where it goes.
+    #[must_use]
+    pub fn destination(&self) -> SocketAddr {
+        self.destination
+    }
+
+    /// What it carries, without the [header](Self::header).
+    #[must_use]
+    pub fn payload(&self) -> &Packet {
+        &self.payload
+    }
+
     fn transmit<'a>(&self, parts: &'a [IoSlice<'a>; 2]) -> Transmit<'a> {
         let parts = match self.header.is_empty() {
             true => &parts[1..],
