@@ -137,7 +137,8 @@ impl PoolStats {
     /// What magazines served at once needs none.
     ///
     /// Batches to the magazines are counted, those to the depot computed from what left the magazines, in whole batches.
-    /// 0 in modes without magazines.
+    /// What the depot gives out singly, as to threads without magazines and near the cap, counts as if each was a batch.
+    /// 0 in modes without magazines, where all are single.
     ///
     /// ```
     /// # use slab_core::SlabPool;
@@ -157,7 +158,7 @@ impl PoolStats {
     #[must_use]
     pub fn depot_exchanges(&self, class: &ClassStats) -> u64 {
         if self.batch_bytes == 0 {
-            return 0; // Single chunks come from the depot.
+            return 0;
         }
         let batch = batch_len(class.chunk_bytes.max(1), self.batch_bytes);
         class.allocs_from_depot + class.chunks_flushed / u64::from(batch)

@@ -283,7 +283,7 @@ fn after_a_pause_of_half_a_second_there_is_no_parity() {
 fn idle_coders_free_their_memory_and_go_on_with_the_next_group() {
     let mut pair = Pair::new(4, 2);
     let mut random = Random::new(11);
-    // Calls `rest` when it says, until it says nothing more.
+    // Calls `handle_timeout` when it says, until it says nothing more.
     let rest = |pair: &mut Pair| {
         let (begun, mut calls) = (pair.now, 0);
         while let Some(at) = pair

@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
 use std::io::IoSlice;
 use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
@@ -255,6 +256,46 @@ async fn an_endpoint_is_gone_with_its_last_session() {
         timeout(TIMEOUT, monitor.gone()).await.expect("it is gone");
         assert!(monitor.is_gone());
     }
+}
+
+/// Whoever waited for that may bind to the address.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_socket_of_an_endpoint_that_is_gone_is_closed() {
+    let pool = pool();
+    let mut address = any();
+    for _ in 0..300 {
+        let endpoint = Endpoint::bind(address, &pool, fast()).unwrap();
+        address = endpoint.local_addr();
+        let monitor = endpoint.monitor();
+        drop(endpoint);
+        monitor.gone().await;
+    }
+}
+
+#[test]
+fn the_end_of_the_runtime_wakes_who_waits_for_that_of_the_session() {
+    struct Wakes(AtomicBool);
+
+    impl Wake for Wakes {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    let runtime = Runtime::new().unwrap();
+    let (server, client, accepted) = runtime.block_on(connected_pair(&pool()));
+    let woken = Arc::new(Wakes(AtomicBool::new(false)));
+    let waker = Waker::from(Arc::clone(&woken));
+    let mut cx = Context::from_waker(&waker);
+    let mut closed = pin!(client.closed());
+    assert!(closed.as_mut().poll(&mut cx).is_pending());
+    drop(runtime);
+    assert!(woken.0.load(Ordering::Relaxed));
+    assert_eq!(
+        closed.as_mut().poll(&mut cx),
+        Poll::Ready(CloseReason::Aborted)
+    );
+    drop((server, accepted));
 }
 
 /// Another task aborts it, and nothing else would wake those who wait. The peer learns of it, too.

@@ -214,6 +214,7 @@ async fn cancelled_waits_leave_no_waker() {
     cancel(&task, client.recv_datagram());
     cancel(&task, client.send(vec![7; 30_000]));
     cancel(&task, client.send_slice(&[7; 30_000]));
+    cancel(&task, client.closed());
     cancel(&task, client.finish());
     cancel(&task, unanswered.ready());
     cancel(&task, unanswered.close());

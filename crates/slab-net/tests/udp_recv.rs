@@ -123,11 +123,17 @@ fn a_receiver_whose_runtime_is_gone_fails_and_lets_other_tasks_run() {
     };
     let gone = runtime().unwrap();
     let mut receiver = gone.block_on(async { bind(&pool(), Coalescing::On) });
+    let sender = receiver.sender();
     drop(gone);
     runtime().unwrap().block_on(async {
         let other = tokio::spawn(async {});
         for _ in 0..1000 {
             receiver.recv_batch().await.unwrap_err();
+        }
+        assert!(other.is_finished());
+        let other = tokio::spawn(async {});
+        for _ in 0..1000 {
+            sender.writable().await.unwrap_err();
         }
         assert!(other.is_finished());
     });

@@ -228,14 +228,22 @@ impl UdpSender {
     /// ```
     ///
     /// # Errors
-    /// The runtime is gone.
+    /// The runtime is gone, or cannot wait for another descriptor.
     pub fn writable(&self) -> impl Future<Output = io::Result<()>> + Send + Sync + use<> {
         let socket = Arc::clone(&self.socket);
         async move {
-            if !socket.io.writable().await? {
-                tokio::task::yield_now().await;
+            match socket.io.writable().await {
+                Ok(true) => Ok(()),
+                Ok(false) => {
+                    tokio::task::yield_now().await;
+                    Ok(())
+                }
+                Err(error) => {
+                    // Or a task that goes on after errors would keep its thread.
+                    tokio::task::consume_budget().await;
+                    Err(error)
+                }
             }
-            Ok(())
         }
     }
 

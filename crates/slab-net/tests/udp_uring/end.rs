@@ -200,6 +200,29 @@ async fn stop_delivers_datagrams_in_the_ring_and_in_the_socket() {
     assert_eq!(pool.slab().stats().in_use(), 0);
 }
 
+/// Who goes on after errors keeps no thread from other tasks.
+#[test]
+fn a_receiver_whose_runtime_is_gone_fails_and_lets_other_tasks_run() {
+    let runtime = || {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+    };
+    let pool = pool(16);
+    let gone = runtime().unwrap();
+    let Some(mut receiver) = gone.block_on(async { bind(&pool, OFF) }) else {
+        return;
+    };
+    drop(gone);
+    runtime().unwrap().block_on(async {
+        let other = tokio::spawn(async {});
+        for _ in 0..1000 {
+            receiver.recv_batch().await.unwrap_err();
+        }
+        assert!(other.is_finished());
+    });
+}
+
 /// The kernel ends a request when the thread that made it ends.
 #[test]
 fn receiving_survives_the_end_of_the_thread_that_made_the_ring() {

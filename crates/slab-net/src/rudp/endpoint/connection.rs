@@ -438,7 +438,9 @@ impl Connection {
         self.link().update(now, |inner| inner.session.close(now));
     }
 
-    /// Waits until the session has ended, and says why. Does not end it: the peer does, a timer, or another handle.
+    /// Waits until the session has ended, and says why. Does not end it: a peer that closes does, a timer, or another
+    /// handle. What the peer sent before it closed can still be received; and a peer that only [finished](Self::finish)
+    /// has not ended it.
     ///
     /// Cancel-safe.
     ///

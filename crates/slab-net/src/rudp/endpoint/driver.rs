@@ -30,12 +30,13 @@ const YIELD_AFTER_DATAGRAMS: usize = 256;
 const TIMERS_PER_TURN: usize = 256;
 
 pub(super) struct Driver {
-    shared: Arc<Shared>,
     receiver: UdpReceiver,
     batches: Vec<PacketBatch>,
     /// Sessions that received something in this turn.
     touched: Vec<Arc<Link>>,
     inbound: Inbound,
+    /// Dropped last: monitors are told that the endpoint is gone, and with it its socket.
+    shared: Arc<Shared>,
 }
 
 impl Driver {

@@ -50,7 +50,7 @@ impl EndpointMonitor {
     }
 
     /// Waits until the endpoint is gone: all handles to it and its connections are dropped, and its sessions have
-    /// delivered what was sent, or given up. A program that ends waits for this, or what is under way is lost. It takes
+    /// delivered what was sent, or given up; and the socket is closed. A program that ends waits for this, or what is under way is lost. It takes
     /// up to the [linger time](super::super::SessionConfig::linger); a limit of the program's own is
     /// [`timeout`](tokio::time::timeout).
     ///
@@ -60,7 +60,8 @@ impl EndpointMonitor {
         while self.gone.clone().changed().await.is_ok() {}
     }
 
-    /// Returns `true` once the endpoint is gone.
+    /// Returns `true` once the endpoint is gone. Its socket may be closed a moment later; [`gone`](Self::gone) waits for
+    /// that.
     #[must_use]
     pub fn is_gone(&self) -> bool {
         self.shared.strong_count() == 0

@@ -51,7 +51,7 @@ pub struct FecDecoder {
     confirmations: u32,
     /// Scratch memory for two matrices.
     matrices: Vec<u8>,
-    /// When `rest` was first called after the last shard was kept.
+    /// When `handle_timeout` was first called after the last shard was kept.
     idle_since: Option<Time>,
     stats: FecStats,
 }
