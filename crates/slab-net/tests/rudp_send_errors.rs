@@ -1,12 +1,12 @@
 //! What a call to the kernel does not take costs what it was to send, if the call fails, and nothing behind it (and
 //! nothing at all, if an earlier datagram was at fault); if the socket has no room, it goes out once there is, also if
-//! there is no descriptor to wait with. This program has a `sendmmsg`, a `sendto` and an `fcntl` of its own, which do as
-//! they are told.
+//! there is no descriptor to wait with. This program has a `sendmmsg` and a `sendto` of its own, which do as they are told.
 #![cfg(all(target_os = "linux", target_env = "gnu"))]
 
 mod rudp_common;
+mod udp_common;
 
-use libc::{c_int, c_long, c_uint, c_void, mmsghdr, sockaddr, socklen_t, ssize_t};
+use libc::{c_int, c_uint, c_void, mmsghdr, sockaddr, socklen_t, ssize_t};
 use rudp_common::sockets::{TIMEOUT, accept, any, bytes, pool, recv, wait_until};
 use slab_core::Chunk;
 use slab_net::PacketPool;
@@ -15,8 +15,9 @@ use slab_net::rudp::{Connection, Endpoint, EndpointConfig, SessionConfig};
 use std::cell::{Cell, RefCell};
 use std::collections::{HashSet, VecDeque};
 use std::os::fd::{AsFd, AsRawFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::time::timeout;
+use udp_common::{fail_syscall, skipped};
 
 const MTU: usize = 1400;
 const MINUTE: Duration = Duration::from_secs(60);
@@ -35,9 +36,6 @@ thread_local! {
     /// The pool of which the first call that fails takes all memory, and what it has taken.
     static TO_EXHAUST: RefCell<Option<PacketPool>> = const { RefCell::new(None) };
     static EXHAUSTED: RefCell<Vec<Chunk>> = const { RefCell::new(Vec::new()) };
-    /// As if the process had as many descriptors as it may have; and how often one was asked for.
-    static NO_DESCRIPTORS: Cell<bool> = const { Cell::new(false) };
-    static REFUSED_DESCRIPTORS: Cell<u32> = const { Cell::new(0) };
 }
 
 /// Takes all memory of the pool that is to be exhausted, if one is.
@@ -61,31 +59,12 @@ fn next(fd: c_int) -> c_int {
         .unwrap_or(c_int::MAX);
     if next < 0 {
         exhaust();
-        set_errno(-next);
+        // SAFETY: no conditions.
+        let errno = unsafe { libc::__errno_location() };
+        // SAFETY: it points to this thread's variable.
+        unsafe { errno.write(-next) };
     }
     next
-}
-
-fn set_errno(error: c_int) {
-    // SAFETY: no conditions.
-    let errno = unsafe { libc::__errno_location() };
-    // SAFETY: it points to this thread's variable.
-    unsafe { errno.write(error) };
-}
-
-/// (With an argument in the place of those that C lets vary: they are passed alike.)
-///
-/// # Safety
-/// As of the system's.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
-    if command == libc::F_DUPFD_CLOEXEC && NO_DESCRIPTORS.get() {
-        REFUSED_DESCRIPTORS.set(REFUSED_DESCRIPTORS.get() + 1);
-        set_errno(libc::EMFILE);
-        return -1;
-    }
-    // SAFETY: the caller's promise.
-    unsafe { libc::syscall(libc::SYS_fcntl, fd, command, argument) as c_int }
 }
 
 /// # Safety
@@ -319,7 +298,7 @@ async fn where_there_is_no_room_one_burst_is_lost(config: EndpointConfig) {
     assert!(recv(&accepted).await == message);
 }
 
-/// Then it tries again, each time after a pause.
+/// Then it tries again, each time after a pause. Ends what this thread can do with descriptors.
 async fn without_a_descriptor_to_wait_with_it_tries_again(config: EndpointConfig) {
     const TRIES: usize = 5;
     let pool = pool();
@@ -327,19 +306,21 @@ async fn without_a_descriptor_to_wait_with_it_tries_again(config: EndpointConfig
     let ends = two_ends(&pool, config, message.len()).await;
     let (server, clients, client, accepted) = ends;
     rest(&clients).await;
+    if let Err(why) = fail_syscall(libc::SYS_fcntl, libc::EMFILE) {
+        return skipped("this thread's system cannot be changed", &why);
+    }
     let before = clients.stats();
-    NO_DESCRIPTORS.set(true);
     NEXT.set([-libc::EAGAIN; TRIES].into());
-    let begun = Instant::now();
+    // From here on the clock stands still, but for pauses in which there is nothing to do.
+    tokio::time::pause();
+    let begun = tokio::time::Instant::now();
     client.send_slice(&message).await.unwrap();
     assert!(recv(&accepted).await == message);
     assert!(NEXT.take().is_empty());
-    NO_DESCRIPTORS.set(false);
     // The first call is that of `send_slice`, the second that of the task it wakes. Before each other one was a pause.
-    const PAUSES: u32 = TRIES as u32 - 1;
-    assert!(REFUSED_DESCRIPTORS.take() >= PAUSES);
-    // No limit of time: a pause takes at least as long as it should.
-    assert!(begun.elapsed() >= Duration::from_millis(10) * PAUSES);
+    let pauses = Duration::from_millis(10) * (TRIES as u32 - 1);
+    assert!(begun.elapsed() >= pauses);
+    tokio::time::resume();
     let after = clients.stats();
     assert_eq!(after.send_errors, before.send_errors);
     assert_eq!(after.send_blocked - before.send_blocked, 1);

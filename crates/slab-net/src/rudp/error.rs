@@ -47,7 +47,7 @@ impl fmt::Display for OpenError {
             Self::AddressFamily => f.write_str("an IPv4 socket cannot send to an IPv6 address"),
             Self::TableFull => f.write_str("there are as many sessions as are allowed"),
             Self::ConvInUse => {
-                f.write_str("there is a session with this conversation number and peer")
+                f.write_str("there is a session with this conversation number and peer already")
             }
             Self::NoMemory => f.write_str("the memory budget has no room for another session"),
             Self::NoRandom => f.write_str("the system gave no random numbers"),

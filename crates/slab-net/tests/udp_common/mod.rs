@@ -45,6 +45,15 @@ pub(crate) fn exhaust(pool: &PacketPool) -> Vec<slab_core::Chunk> {
     chunks
 }
 
+/// Asserts that a task whose calls fail at once, each time, keeps its thread from no other.
+pub(crate) async fn assert_errors_let_others_run(mut fail: impl AsyncFnMut()) {
+    let other = tokio::spawn(async {});
+    for _ in 0..1000 {
+        fail().await;
+    }
+    assert!(other.is_finished());
+}
+
 /// Makes a system call fail with this error, for this thread and for good.
 #[cfg(target_os = "linux")]
 pub(crate) fn fail_syscall(call: libc::c_long, code: i32) -> io::Result<()> {

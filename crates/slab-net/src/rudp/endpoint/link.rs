@@ -95,23 +95,22 @@ pub(super) struct LinkGuard<'a> {
 impl LinkGuard<'_> {
     /// Wakes this task when there is something to read, or never will be.
     pub(super) fn wait_to_read(&mut self, wait: &mut Wait, waker: &Waker) {
-        let inner = &mut *self.inner;
-        wait.begin(&mut inner.last_wait);
-        inner.readers.add(wait, waker, &mut self.woken);
+        self.wait_among(|inner| &mut inner.readers, wait, waker);
     }
 
     /// Wakes this task when there is room to write, the session is ready, or it ends.
     pub(super) fn wait_to_write(&mut self, wait: &mut Wait, waker: &Waker) {
-        let inner = &mut *self.inner;
-        wait.begin(&mut inner.last_wait);
-        inner.writers.add(wait, waker, &mut self.woken);
+        self.wait_among(|inner| &mut inner.writers, wait, waker);
     }
 
     /// Wakes this task when the session ends.
     pub(super) fn wait_for_end(&mut self, wait: &mut Wait, waker: &Waker) {
-        let inner = &mut *self.inner;
-        wait.begin(&mut inner.last_wait);
-        inner.watchers.add(wait, waker, &mut self.woken);
+        self.wait_among(|inner| &mut inner.watchers, wait, waker);
+    }
+
+    fn wait_among(&mut self, who: fn(&mut Inner) -> &mut Wakers, wait: &mut Wait, waker: &Waker) {
+        wait.begin(&mut self.inner.last_wait);
+        who(&mut self.inner).add(wait, waker, &mut self.woken);
     }
 
     /// What was waited for has come, so that the wait need not take the lock again to end.

@@ -49,15 +49,16 @@ impl EndpointMonitor {
         Some(self.shared.upgrade()?.stats())
     }
 
-    /// Waits until the endpoint is gone: all handles to it and its connections are dropped, and its sessions have
-    /// delivered what was sent, or given up; and the socket is closed. A program that ends waits for this, or what is under way is lost. It takes
-    /// up to the [linger time](super::super::SessionConfig::linger); a limit of the program's own is
+    /// Waits until the endpoint is gone: all handles to it and its connections are dropped, its sessions have delivered
+    /// what was sent, or given up, and its socket is closed. A program that ends waits for this, or what is under way is
+    /// lost. It takes up to the [linger time](super::super::SessionConfig::linger); a limit of the program's own is
     /// [`timeout`](tokio::time::timeout).
     ///
     /// Cancel-safe.
     pub async fn gone(&self) {
         // Nothing is ever sent: it ends with the endpoint.
-        while self.gone.clone().changed().await.is_ok() {}
+        let mut gone = self.gone.clone();
+        while gone.changed().await.is_ok() {}
     }
 
     /// Returns `true` once the endpoint is gone. Its socket may be closed a moment later; [`gone`](Self::gone) waits for
@@ -109,8 +110,9 @@ pub struct EndpointStats {
     pub cookies_sent: u64,
     /// Sessions opened because their peer sent a valid cookie.
     pub cookies_taken: u64,
-    /// Sessions that ended and were forgotten before [the idle timeout](crate::rudp::SessionConfig::idle_timeout), because more
-    /// than [`max_sessions`](super::EndpointConfig::max_sessions) ended after them. A late datagram may open one again.
+    /// Sessions that ended and were forgotten before [the idle timeout](crate::rudp::SessionConfig::idle_timeout),
+    /// because more than [`max_sessions`](super::EndpointConfig::max_sessions) ended after them. A late datagram may open
+    /// one again.
     pub forgotten: u64,
     /// Times that the endpoint's task woke up, for datagrams or for a timer.
     pub wakeups: u64,
