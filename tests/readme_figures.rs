@@ -30,9 +30,9 @@ const SLAB_NET: &str = "crates/slab-net/README.md";
 
 /// Pages of results: what their machine is called, and the folder in `benches/report`.
 const MACHINES: &[(&str, &str)] = &[
-    ("Zen 4", ""),
+    ("Intel", ""),
+    ("Zen 4", "amd-zen4/"),
     ("Zen 3", "amd-zen3/"),
-    ("Intel", "intel-xeon/"),
 ];
 
 /// Rows of a table: group, case, peers, and a description of the case.
