@@ -107,6 +107,9 @@ impl SessionConfig {
     /// Sets the most segments in flight, and the most segments received and not yet read. A session reserves memory
     /// for its receive window only as the traffic needs it. Default: 128 each.
     ///
+    /// On paths with a round trip of less than an interval, a send window below 16 is slow: the peer acknowledges at
+    /// every 16th segment, or after a quarter of an [`interval`](Self::interval), 10 ms at most.
+    ///
     /// A peer assumes a receive window of 32 until it is told another (C's ikcp and the crate `kcp`: of 128). If it is
     /// smaller, and the peer's first message is longer, that is refused however often it is sent, and nothing behind it
     /// can be read.

@@ -481,7 +481,7 @@ impl Session {
     }
 
     /// Was this segment sent before the peer told a window that it is beyond? The peer dropped it, unless it has
-    /// made room since. Such segments are fewer than [`DEFAULT_WINDOW`].
+    /// made room since. Such segments are fewer than [`DEFAULT_WINDOW`], unless the peer takes nothing any more.
     pub(super) fn is_beyond_window(&self, sn: u32) -> bool {
         !before(sn, self.peer.window_edge)
     }

@@ -225,7 +225,14 @@ impl SendQueue {
     /// The lost segments before `edge`, in the order in which to send them again.
     pub(super) fn lost(&self, edge: u32) -> impl Iterator<Item = u32> {
         let mut next = self.lost.head;
-        let all = (0..self.lost.len).map(move |_| {
+        // A peer that takes nothing any more leaves a whole window of lost ones, none of which may go: not to be
+        // looked through at each step.
+        let len = if before(self.una, edge) {
+            self.lost.len
+        } else {
+            0
+        };
+        let all = (0..len).map(move |_| {
             let sn = next;
             next = self.slots.at(sn).next;
             sn
@@ -377,6 +384,9 @@ mod tests {
         assert_eq!((queue.una(), queue.flight.len), (sn(0), 10));
         assert_eq!(queue.oldest(), Some(sn(2)));
         assert_eq!(queue.lost(sn(4)).collect::<Vec<_>>(), [sn(0), sn(3)]);
+        // Where the peer takes nothing, none is looked at.
+        let at_most = |edge| queue.lost(edge).size_hint().1;
+        assert_eq!((at_most(sn(0)), at_most(sn(1))), (Some(0), Some(11)));
         assert_eq!(queue.lost(sn(0)).next(), None);
         let again: Vec<_> = queue.lost(sn(64)).collect();
         assert_eq!(again, (0..32).step_by(3).map(sn).collect::<Vec<_>>());
