@@ -162,7 +162,8 @@ pub(crate) unsafe fn count<'a>(place: Place, unit: u32) -> &'a AtomicU32 {
     let at = (from + unit as usize).wrapping_shr(place.count_shift());
     // SAFETY: a pool that lives has entered itself.
     let counts = unsafe { counts.unwrap_unchecked() };
-    // SAFETY: a unit is below `from`, and the table has `2 * from` entries shifted by the least shift of all classes.
+    // SAFETY: a unit is one of the arena's, and the table has as many entries as `from` and those units, shifted by the
+    // least shift of all classes; they are whole slabs, so no part of an entry is lost by that.
     let count = unsafe { counts.add(at) };
     // SAFETY: the table lives as long as the pool.
     unsafe { count.as_ref() }

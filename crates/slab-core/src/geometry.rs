@@ -316,7 +316,7 @@ mod tests {
             let table = ClassTable::new(classes.clone(), 64 << 20);
             let slab_units = table.slab_bytes() / CHUNK_ALIGN;
             let counts_from = (SLABS * slab_units).next_power_of_two();
-            let counts = (2 * counts_from) >> table.least_count_shift();
+            let counts = (counts_from + SLABS * slab_units) >> table.least_count_shift();
             // The slab and the shift of the chunk whose count lies there.
             let mut taken = vec![None; counts];
             for class in 0..table.count() as u8 {

@@ -217,8 +217,9 @@ impl Inner {
             bytes: arena.bytes(),
             errno,
         };
-        let counts_from = (arena.bytes() / CHUNK_ALIGN).next_power_of_two();
-        let counts = Table::new((2 * counts_from) >> classes.least_count_shift());
+        let units = arena.bytes() / CHUNK_ALIGN;
+        let counts_from = units.next_power_of_two();
+        let counts = Table::new((counts_from + units) >> classes.least_count_shift());
         let counts = counts.map_err(reserve_error)?;
         let max_thread_caches = if mode == Mode::ThreadCached {
             MAX_THREAD_CACHES

@@ -21,8 +21,9 @@
 //!
 //! A pool that is truly full comes here on every refused allocation, and a sweep empties the magazines
 //! of all threads: it is made only if it may help, see
-//! [`is_sweep_worth_while`](Inner::is_sweep_worth_while). So refused requests for large chunks do not
-//! disturb threads that allocate and free small ones.
+//! [`is_sweep_worth_while`](Inner::is_sweep_worth_while). So refused requests for large chunks mostly do not
+//! disturb threads that allocate and free small ones. They do if some slab lacks fewer chunks than are free: where those
+//! lie is known only after a sweep.
 //!
 //! Subscribers of `tracing` are foreign code, so they are told of all this when the mutex is free again:
 //! [`Collected`].

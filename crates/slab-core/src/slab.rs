@@ -48,6 +48,9 @@ struct Slab {
     carved: u32,
     /// Of these, chunks that are stored here.
     free: u32,
+    /// No word of its map before this one, counted from its first, has a bit set: chunks that are carved one by one
+    /// would take quadratic time, under the pool's lock, if each search began at the first.
+    first_word: u32,
     /// The pages of all that is stored here went back to the system.
     trimmed: bool,
     /// The rest of the slab, of which no chunk was carved since it took its class, or ever, may be in
@@ -89,6 +92,9 @@ pub(crate) struct Slabs {
     classes: [ClassSlabs; MAX_CLASSES],
     /// A bit per unit of the arena: a stored chunk begins there.
     stored_bits: Table<u64>,
+    /// A bit per slab: some of its chunks are stored. For the same reason: while chunks are stored one by one, low and
+    /// high, `first_stored` goes to and fro.
+    with_stored: Vec<u64>,
     pub(crate) commit_failures: u64,
     growth: Growth,
     /// Threads that have magazines, as last seen.
@@ -146,11 +152,13 @@ impl Slabs {
                     fresh: false,
                     carved: 0,
                     free: 0,
+                    first_word: 0,
                     trimmed: false,
                     uncarved_resident: false,
                 };
                 arena.slabs()
             ],
+            with_stored: vec![0; arena.slabs().div_ceil(WORD_BITS as usize)],
             backed: 0,
             unused: Vec::with_capacity(arena.slabs()),
             unused_released: 0,
@@ -286,6 +294,7 @@ impl Slabs {
                 fresh: last_class == UNUSED,
                 carved: 0,
                 free: 0,
+                first_word: 0,
                 trimmed: false,
                 uncarved_resident: self.table[slab].uncarved_resident,
             };
@@ -381,7 +390,8 @@ impl Slabs {
             let index = entry.first_stored;
             let slab = &mut self.table[index as usize];
             if slab.class == class && slab.free > 0 {
-                let span = slab_words(arena, index);
+                let mut span = slab_words(arena, index);
+                span.start += slab.first_word as usize;
                 let first = span.start as u32 * WORD_BITS;
                 let fresh = taken;
                 self.kept_empty -= usize::from(slab.is_kept_empty());
@@ -391,12 +401,19 @@ impl Slabs {
                         *word &= *word - 1;
                         taken += 1;
                     }
+                    if *word != 0 || taken == out.len() {
+                        slab.first_word = (at % arena.slab_units()) / WORD_BITS;
+                        break;
+                    }
                 }
                 slab.free -= (taken - fresh) as u32;
                 entry.stored -= (taken - fresh) as u64;
+                if slab.free == 0 {
+                    self.with_stored[(index / WORD_BITS) as usize] &= !(1 << (index % WORD_BITS));
+                }
             }
-            if taken < out.len() {
-                entry.first_stored += 1;
+            if taken < out.len() && entry.stored > 0 {
+                entry.first_stored = next_set(&self.with_stored, index + 1);
             }
         }
         taken
@@ -429,6 +446,8 @@ impl Slabs {
             debug_assert_eq!(slab.class, class);
             slab.free += 1;
             slab.trimmed = false;
+            slab.first_word = slab.first_word.min(unit % arena.slab_units() / WORD_BITS);
+            self.with_stored[(index / WORD_BITS) as usize] |= 1 << (index % WORD_BITS);
             let entry = &mut self.classes[usize::from(class)];
             entry.stored += 1;
             if slab.free < slab.carved || self.share.is_some() {
@@ -446,9 +465,21 @@ impl Slabs {
             slab.free = 0;
             slab.uncarved_resident = true;
             self.stored_bits[slab_words(arena, index)].fill(0);
+            self.with_stored[(index / WORD_BITS) as usize] &= !(1 << (index % WORD_BITS));
             self.unused.push(index);
         }
     }
+}
+
+/// The first bit that is set, from this one on; there is one.
+fn next_set(words: &[u64], from: u32) -> u32 {
+    let mut at = (from / WORD_BITS) as usize;
+    let mut word = words[at] & (u64::MAX << (from % WORD_BITS));
+    while word == 0 {
+        at += 1;
+        word = words[at];
+    }
+    at as u32 * WORD_BITS + word.trailing_zeros()
 }
 
 /// The words of the map that belong to a slab; whole words, because a slab has at least 64 units.
@@ -599,5 +630,32 @@ pub(super) mod tests {
         assert_eq!((carved.chunks, out[0]), (1, stored[5]));
         assert_eq!(slabs.class(1).stored, 0);
         assert_eq!(slabs.class(1).out(), units.len() as u64);
+    }
+
+    #[test]
+    fn a_carve_searches_from_where_the_last_one_found_something() {
+        let (arena, classes) = fixture();
+        let mut slabs = Slabs::new(&arena, Growth::Slab).unwrap();
+        let units = carve_all(&mut slabs, &arena, &classes, 0);
+        let per_slab = classes.geometry(0).chunks_per_slab as usize;
+        slabs.store(&arena, 0, &units[1..per_slab]);
+        let mut out = [0; 1];
+        for &unit in &units[1..per_slab] {
+            slabs.carve(&arena, &classes, 0, &mut out).unwrap();
+            assert_eq!(out, [unit]);
+            assert_eq!(slabs.table[0].first_word, unit / WORD_BITS);
+        }
+        // What is stored before it is found as well.
+        slabs.store(&arena, 0, &[units[per_slab - 1], units[1]]);
+        slabs.carve(&arena, &classes, 0, &mut out).unwrap();
+        assert_eq!(out, [units[1]]);
+        // The slabs in between have nothing.
+        slabs.store(&arena, 0, &units[3 * per_slab..][..1]);
+        let mut out = [0; 2];
+        slabs.carve(&arena, &classes, 0, &mut out).unwrap();
+        assert_eq!(out, [units[per_slab - 1], units[3 * per_slab]]);
+        assert_eq!((slabs.class(0).first_stored, slabs.with_stored[0]), (3, 0));
+        assert_eq!(next_set(&[1, 0, 1 << 5], 1), 2 * WORD_BITS + 5);
+        assert_eq!(next_set(&[1 << 63], 63), 63);
     }
 }

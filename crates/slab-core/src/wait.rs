@@ -14,9 +14,9 @@
 //! until the waiter takes it; a waiter that is dropped instead frees it, which serves the next.
 //!
 //! Waiters for the same class are served in the order in which they came, and `try_alloc` cannot
-//! overtake them. Between classes, memory goes to the waiter that has waited longest of those whose
-//! request it fits: a freed small chunk serves a small request even if a large one came before, and a
-//! slab that becomes whole serves the waiter that came first.
+//! overtake them. Between classes there is no such order: a freed chunk serves the first waiter of its own class, even if
+//! one of another came before, and a slab that becomes whole serves the waiter that came first. (A request never gets a
+//! chunk of a larger class than its own: that would keep the larger one's waiters from theirs.)
 
 use crate::chunk::Chunk;
 use crate::class::MAX_CLASSES;
