@@ -40,7 +40,7 @@ fn a_payload_is_divided_as_by_a_sender() {
         assert_eq!((batch.contents(), batch.source()), (payload, SOURCE));
         assert_eq!(batch.datagrams(), expected.len());
         assert!(batch.contents_mut().is_some(), "nobody else has it");
-        assert!(batch.pinned_bytes() >= len.max(1));
+        assert!(batch.chunk_bytes() >= len.max(1));
         let lengths: Vec<_> = batch.iter().map(|datagram| datagram.packet.len()).collect();
         assert_eq!(lengths, expected);
         let bufs = make().unwrap().try_into_bufs().expect("nobody else has it");

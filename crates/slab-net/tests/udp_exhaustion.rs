@@ -58,7 +58,7 @@ async fn datagrams_without_memory_are_counted_and_receiving_recovers() {
             // Only one is delivered each time, in a chunk of its own.
             assert_eq!(
                 stats.received_chunk_bytes,
-                round * batch.pinned_bytes() as u64
+                round * batch.chunk_bytes() as u64
             );
         }
         drop(receiver);
@@ -122,7 +122,7 @@ async fn a_flood_into_a_full_pool_stays_at_the_cap_and_is_accounted_for() {
     }
     let delivered: u64 = kept.iter().map(|batch| batch.datagrams() as u64).sum();
     let bytes: u64 = kept.iter().map(|batch| batch.contents().len() as u64).sum();
-    let chunks: u64 = kept.iter().map(|batch| batch.pinned_bytes() as u64).sum();
+    let chunks: u64 = kept.iter().map(|batch| batch.chunk_bytes() as u64).sum();
     let stats = monitor.stats();
     assert_eq!(stats.received_datagrams, 40 * 54);
     assert!(stats.dropped_no_memory > 0);

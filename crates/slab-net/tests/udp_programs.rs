@@ -346,7 +346,7 @@ impl Program {
     fn check(&self) {
         self.endpoints.iter().for_each(Endpoint::check);
         let receivers = self.endpoints.iter().map(|one| one.receiver.held_bytes());
-        let held = self.held.iter().map(|(batch, _)| batch.pinned_bytes());
+        let held = self.held.iter().map(|(batch, _)| batch.chunk_bytes());
         let taken = self.taken.iter().map(Chunk::capacity);
         let all: usize = receivers.chain(held).chain(taken).sum();
         assert_eq!(self.pool.slab().stats().in_use_bytes(), all);

@@ -61,7 +61,7 @@ async fn every_length_arrives_intact_in_both_modes() {
             // At most twice the payload, except for rounding up to the pool's classes.
             let class = pool.slab().size_classes().class_for(len).unwrap();
             let fitting = pool.slab().size_classes().sizes()[class];
-            assert!(batch.pinned_bytes() <= fitting.max(2 * len), "{batch:?}");
+            assert!(batch.chunk_bytes() <= fitting.max(2 * len), "{batch:?}");
             let datagram = batch.into_datagrams().next().unwrap();
             assert_eq!(&datagram.packet[..], sent);
             if cfg!(target_os = "linux") {
@@ -436,7 +436,7 @@ async fn a_lone_datagram_pins_at_most_twice_its_size() {
             sender.send(&transmit).await.unwrap();
             let batch = receiver.recv_batch().await.unwrap();
             assert_eq!(batch.contents(), alone);
-            let pinned = batch.pinned_bytes();
+            let pinned = batch.chunk_bytes();
             assert!(pinned <= 2 * len, "{pinned} by {len}, {coalescing:?}");
         }
     }

@@ -329,7 +329,7 @@ async fn held_copies_are_bounded_in_number_and_size() {
     }
     for _ in 0..2 + 4 + 8 + 16 + 32 {
         let batch = receiver.recv_batch().await.unwrap();
-        highest = highest.max(receiver.held_bytes() + batch.pinned_bytes());
+        highest = highest.max(receiver.held_bytes() + batch.chunk_bytes());
     }
     assert_eq!(highest, 32 * (1536 + 1024));
 }

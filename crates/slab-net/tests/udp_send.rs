@@ -420,6 +420,58 @@ async fn connection_refused_is_reported_once_to_sender_and_receiver() {
     }
 }
 
+/// Fails instead of hanging.
+#[cfg(target_os = "linux")]
+async fn within_a_minute<T>(call: impl Future<Output = T>) -> T {
+    let minute = std::time::Duration::from_secs(60);
+    tokio::time::timeout(minute, call).await.expect("was woken")
+}
+
+/// As on tokio's own socket: a client of a server that is gone need not wait until it gives up.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn connection_refused_wakes_who_receives() {
+    let pool = pool();
+    let refused = |error: std::io::Error| {
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
+    };
+    let gone = UdpReceiver::bind(ANY, &pool).unwrap().local_addr();
+    let hello = Transmit::new(b"hello", gone);
+    // The builder connects the one, and the caller has connected the other.
+    let own = std::net::UdpSocket::bind(ANY).unwrap();
+    own.connect(gone).unwrap();
+    let builder = || UdpReceiver::builder(&pool);
+    let bound = builder().connect(gone).bind(ANY).unwrap();
+    for mut client in [bound, builder().from_std(own).unwrap()] {
+        let sender = client.sender();
+        for _ in 0..3 {
+            // It waits already when the error comes.
+            let waits = within_a_minute(client.recv_batch());
+            let (received, sent) = tokio::join!(waits, async {
+                tokio::task::yield_now().await;
+                sender.send(&hello).await
+            });
+            sent.unwrap();
+            refused(received.unwrap_err());
+            // Or begins to wait later.
+            sender.send(&hello).await.unwrap();
+            refused(within_a_minute(client.recv()).await.unwrap_err());
+        }
+        // An error that a send has taken is not told again.
+        sender.send(&hello).await.unwrap();
+        while sender.send(&hello).await.is_ok() {}
+        let mut server = UdpReceiver::bind(gone, &pool).unwrap();
+        while sender.send(&hello).await.is_err() {}
+        let batch = server.recv_batch().await.unwrap();
+        server.sender().send(&batch.reply()).await.unwrap();
+        assert_eq!(client.recv_batch().await.unwrap().contents(), b"hello");
+        drop(server);
+        let mut client = client.into_bytes_mut(1 << 20);
+        sender.send(&hello).await.unwrap();
+        refused(within_a_minute(client.recv()).await.unwrap_err());
+    }
+}
+
 #[tokio::test]
 async fn a_sink_sends_everything_and_continues_after_a_failure() {
     let pool = pool();

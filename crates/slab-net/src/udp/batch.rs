@@ -183,7 +183,7 @@ impl PacketBatch {
 
     /// The bytes of pool memory that the batch, or any one packet of it, keeps in use.
     #[must_use]
-    pub fn pinned_bytes(&self) -> usize {
+    pub fn chunk_bytes(&self) -> usize {
         self.chunk.capacity()
     }
 
@@ -350,7 +350,7 @@ impl fmt::Debug for PacketBatch {
             .field("datagrams", &self.datagrams())
             .field("bytes", &self.len)
             .field("segment_size", &self.stride)
-            .field("pinned_bytes", &self.pinned_bytes())
+            .field("chunk_bytes", &self.chunk_bytes())
             .finish_non_exhaustive()
     }
 }

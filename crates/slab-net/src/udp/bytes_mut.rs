@@ -9,6 +9,7 @@ use super::batch::segments;
 use super::datagram::Datagram;
 use super::episode::DropEpisode;
 use super::receiver::UdpReceiver;
+use super::refusals::Refusals;
 use super::sender::UdpSender;
 use super::socket::Socket;
 use super::stats::SocketMonitor;
@@ -104,6 +105,7 @@ impl ReuseRing {
 /// ```
 pub struct BytesMutReceiver {
     socket: Arc<Socket>,
+    refusals: Refusals,
     ring: ReuseRing,
     /// Free buffers for the next system call, empty and [prepared](Buffer::prepare).
     slots: ArrayVec<BytesMut, MAX_SLOTS>,
@@ -129,6 +131,7 @@ impl UdpReceiver {
         truncated.socket = no_memory.socket;
         BytesMutReceiver {
             socket: Arc::clone(self.socket()),
+            refusals: Refusals::of(self.socket()),
             ring: ReuseRing {
                 used: VecDeque::new(),
                 allocated: 0,
@@ -182,8 +185,17 @@ impl BytesMutReceiver {
                 return Poll::Ready(Ok(datagram));
             }
             let socket = Arc::clone(&self.socket);
-            ready!(socket.io.poll_read_ready(cx))?;
-            match socket.io.try_read(|| self.read(&socket)) {
+            let read = match socket.io.poll_read_ready(cx) {
+                Poll::Ready(is_ready) => {
+                    is_ready?;
+                    socket.io.try_read(|| self.read(&socket))
+                }
+                Poll::Pending => {
+                    ready!(self.refusals.poll(&socket, cx))?;
+                    self.read(&socket)
+                }
+            };
+            match read {
                 Ok(()) if self.ready.is_empty() => {
                     // All were dropped. Lets other tasks run, which may free memory.
                     cx.waker().wake_by_ref();

@@ -48,6 +48,12 @@ impl Io {
         self.socket.try_io(Interest::READABLE, |_| read())
     }
 
+    /// Waits until the system has an error for the socket, which a read returns if no send does before.
+    pub(super) async fn error(&self) -> io::Result<()> {
+        let ready = self.socket.ready(Interest::ERROR).await;
+        ready.map(|mut ready| ready.clear_ready())
+    }
+
     /// Calls `write`. If that returns `WouldBlock`, [`writable`](Self::writable) waits for room.
     pub(super) fn write<T>(&self, mut write: impl FnMut() -> io::Result<T>) -> io::Result<T> {
         let Some(registered) = self.to_write.get() else {
@@ -153,6 +159,10 @@ impl Io {
 
     pub(super) fn try_read<T>(&self, read: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         self.0.try_io(Interest::READABLE, read)
+    }
+
+    pub(super) async fn error(&self) -> io::Result<()> {
+        self.0.ready(Interest::ERROR).await.map(drop)
     }
 
     pub(super) fn write<T>(&self, mut write: impl FnMut() -> io::Result<T>) -> io::Result<T> {

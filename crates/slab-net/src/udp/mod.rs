@@ -65,6 +65,7 @@ mod prefetch;
 mod quinn;
 mod reader;
 mod receiver;
+mod refusals;
 mod sender;
 mod shard;
 mod sink;

@@ -182,7 +182,7 @@ impl Reader {
 
     /// The bytes of all pool chunks in the reader.
     pub(super) fn held_bytes(&self) -> usize {
-        let ready = self.ready.iter().map(PacketBatch::pinned_bytes);
+        let ready = self.ready.iter().map(PacketBatch::chunk_bytes);
         self.slots.held_bytes() + ready.sum::<usize>()
     }
 
@@ -209,7 +209,7 @@ impl Reader {
             if received.meta.truncated && !self.admit_truncated(counters, received.amount()) {
                 drops.truncated += received.amount().datagrams;
             } else if let Some(batch) = batch(self.pool.slab(), &mut self.slots, slot, received) {
-                making.chunk_bytes += batch.pinned_bytes() as u64;
+                making.chunk_bytes += batch.chunk_bytes() as u64;
                 self.ready.push_back(batch);
             }
             making.left = &self.received[slot + 1..read];

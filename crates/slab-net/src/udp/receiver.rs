@@ -5,6 +5,7 @@ use super::builder::UdpReceiverBuilder;
 use super::datagram::Datagram;
 use super::error::BindError;
 use super::reader::Reader;
+use super::refusals::Refusals;
 use super::sender::UdpSender;
 use super::socket::Socket;
 use super::stats::SocketMonitor;
@@ -62,6 +63,7 @@ const MAX_FRUITLESS_READS: usize = 8;
 pub struct UdpReceiver {
     socket: Arc<Socket>,
     reader: Reader,
+    refusals: Refusals,
     /// Whether the kernel drops whatever arrives.
     is_stopped: bool,
     #[cfg(all(target_os = "linux", feature = "io-uring"))]
@@ -72,6 +74,7 @@ impl UdpReceiver {
     pub(super) fn new(socket: Arc<Socket>, mut reader: Reader) -> Self {
         reader.set_socket(socket.address);
         Self {
+            refusals: Refusals::of(&socket),
             socket,
             reader,
             is_stopped: false,
@@ -293,7 +296,12 @@ impl UdpReceiver {
 
     /// Waits for the socket until there is a batch in `ready`, which must be empty at first.
     fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let Self { socket, reader, .. } = self;
+        let Self {
+            socket,
+            reader,
+            refusals,
+            ..
+        } = self;
         // The system no longer has it, so nothing would wake the task for it.
         if let Some(late) = socket.backend.take_deferred_error() {
             return Poll::Ready(Err(late));
@@ -305,13 +313,18 @@ impl UdpReceiver {
         loop {
             // Uses up tokio's budget at each turn, so that reads whose datagrams are all dropped cannot
             // monopolize the thread.
-            let Poll::Ready(is_ready) = socket.io.poll_read_ready(cx) else {
-                // There are some if `try_recv_batch` filled all that it had, and found no end.
-                reader.release_buffers();
-                return Poll::Pending;
+            let read = match socket.io.poll_read_ready(cx) {
+                Poll::Ready(is_ready) => {
+                    is_ready?;
+                    socket.io.try_read(|| reader.read(socket))
+                }
+                Poll::Pending => {
+                    // There are some if `try_recv_batch` filled all that it had, and found no end.
+                    reader.release_buffers();
+                    ready!(refusals.poll(socket, cx))?;
+                    reader.read(socket)
+                }
             };
-            is_ready?;
-            let read = socket.io.try_read(|| reader.read(socket));
             if !reader.ready.is_empty() {
                 return Poll::Ready(Ok(()));
             }

@@ -137,7 +137,8 @@ impl UdpSender {
     ///
     /// # Errors
     /// The system's error for one of the datagrams. The number of those sent before it is in
-    /// [`SendError::sent`]; those after it are not sent.
+    /// [`SendError::sent`]; those after it are not sent. Answers to many peers should not wait for one of them:
+    /// a [`sink`](Self::sink) goes on with the next.
     ///
     /// ```
     /// use slab_net::PacketPool;

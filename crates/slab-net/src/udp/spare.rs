@@ -110,10 +110,7 @@ mod tests {
         }
         for (len, pinned) in [(100, 128), (100, 128), (1500, 1536)] {
             let batch = receiver.try_recv_batch().unwrap().expect("it is queued");
-            assert_eq!(
-                (batch.contents().len(), batch.pinned_bytes()),
-                (len, pinned)
-            );
+            assert_eq!((batch.contents().len(), batch.chunk_bytes()), (len, pinned));
             assert!(receiver.used_spare_buffers());
         }
     }

@@ -227,7 +227,7 @@ impl Ring {
         } else {
             let mut making = Making::new(counters, slice::from_ref(&received));
             let batch = self.batch(filled, reader);
-            making.chunk_bytes = batch.pinned_bytes() as u64;
+            making.chunk_bytes = batch.chunk_bytes() as u64;
             making.left = &[];
             reader.ready.push_back(batch);
         }

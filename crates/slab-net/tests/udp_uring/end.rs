@@ -30,7 +30,7 @@ async fn dropping_the_receiver_counts_unread_batches_and_frees_all_memory() {
         drop(receiver);
         let stats = monitor.stats();
         assert_eq!((stats.received_datagrams, stats.dropped_closed), (8, 7));
-        let chunk_bytes = 8 * first.pinned_bytes() as u64;
+        let chunk_bytes = 8 * first.chunk_bytes() as u64;
         assert_eq!(
             (stats.receive_calls, stats.received_chunk_bytes),
             (1, chunk_bytes)

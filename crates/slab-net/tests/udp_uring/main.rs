@@ -99,7 +99,7 @@ async fn every_length_arrives_intact_with_all_kernel_metadata() {
             assert!(batch.timestamp().is_some() && batch.interface().is_some());
             assert!(!batch.is_truncated());
             assert!(
-                len > 600 || batch.pinned_bytes() <= 2048,
+                len > 600 || batch.chunk_bytes() <= 2048,
                 "a short lone datagram is copied"
             );
         }

@@ -2,7 +2,7 @@
 
 use crate::udp_common::warnings::{field, on_warning};
 use crate::udp_common::{fail_syscall, skipped};
-use crate::{ANY, HANG, OFF, bind, builder, pool};
+use crate::{ANY, HANG, OFF, bind, bound, builder, pool};
 use slab_net::udp::{Coalescing, PacketBatch, Transmit, UdpReceiver};
 use slab_net::{PacketPool, SizeClasses};
 use std::io;
@@ -208,6 +208,30 @@ async fn an_error_from_before_is_reported_once_and_leaves_the_ring() {
     somebody.send_to(b"now", receiver.local_addr()).unwrap();
     let received = tokio::time::timeout(HANG, receiver.recv_batch()).await;
     assert_eq!(received.expect("hangs").unwrap().contents(), b"now");
+}
+
+/// Of a connected socket: nobody is at the peer's port.
+#[tokio::test]
+async fn connection_refused_wakes_who_receives() {
+    let pool = pool(16);
+    let gone = std::net::UdpSocket::bind(ANY)
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let Some(mut client) = bound(builder(&pool, OFF).connect(gone)) else {
+        return;
+    };
+    let sender = client.sender();
+    for _ in 0..3 {
+        let waits = tokio::time::timeout(HANG, client.recv_batch());
+        let (received, sent) = tokio::join!(waits, async {
+            tokio::task::yield_now().await;
+            sender.send(&Transmit::new(b"hello", gone)).await
+        });
+        sent.unwrap();
+        let error = received.expect("hangs").unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+    }
 }
 
 /// The only test that causes the warning, which is logged once per process.

@@ -1,0 +1,52 @@
+//! [`Refusals`]: wakes who receives from a connected socket when the system has an error for it.
+//!
+//! A host that has nobody at a port says so (ICMP "port unreachable"), and the next read or send returns that. To tokio it is no
+//! reason to wake who waits for something to read, unless asked; and what to ask is a future that borrows the socket. So
+//! here is one that owns it, made anew after each error.
+
+use super::socket::Socket;
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+type Waiting = Pin<Box<dyn Future<Output = io::Result<()>> + Send + Sync>>;
+
+/// Nothing for a socket that is not connected: the system tells it of no such errors.
+pub(super) struct Refusals(Option<Waiting>);
+
+impl Refusals {
+    pub(super) fn of(socket: &Arc<Socket>) -> Self {
+        // Elsewhere a read that fails counts as one that is ready.
+        let is_told = cfg!(unix) && socket2::SockRef::from(&socket.io).peer_addr().is_ok();
+        Self(is_told.then(|| wait(socket)))
+    }
+
+    /// Waits until there may be an error to be read, of which tokio does not know.
+    pub(super) fn poll(
+        &mut self,
+        socket: &Arc<Socket>,
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<()>> {
+        let Some(waiting) = &mut self.0 else {
+            return Poll::Pending;
+        };
+        let waited = ready!(waiting.as_mut().poll(cx));
+        *waiting = wait(socket);
+        Poll::Ready(waited)
+    }
+}
+
+#[cold]
+fn wait(socket: &Arc<Socket>) -> Waiting {
+    let socket = Arc::clone(socket);
+    Box::pin(async move { socket.io.error().await })
+}
+
+impl fmt::Debug for Refusals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Refusals").field(&self.0.is_some()).finish()
+    }
+}
