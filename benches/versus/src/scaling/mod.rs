@@ -96,7 +96,8 @@ impl Axis {
         ops: u64,
     ) -> Result<alloc::scaling::Run, String> {
         match self {
-            Self::Threads => alloc::scaling::threads(side, position, 4 * ops),
+            // Enough to outlast by far the milliseconds until the last of 64 threads runs.
+            Self::Threads => alloc::scaling::threads(side, position, 100 * ops),
             Self::Payload => alloc::scaling::payload(side, position, ops),
             Self::Classes => alloc::scaling::classes(side, position, ops),
             Self::Sessions => rudp::scaling(side, position, 20 * ops),
