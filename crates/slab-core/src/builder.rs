@@ -163,9 +163,9 @@ impl SlabPoolBuilder {
     /// out of 512 KiB of addresses. (All of these count where the system promises no more than it has, as Windows, or Linux
     /// with `vm.overcommit_memory=2`, and where a process locks all of its memory by `mlockall`.) Chunks of 64 bytes that
     /// were each shared at some time take up to a seventh of their memory (14 % as measured), larger ones less. Without
-    /// the feature `std`, room for all of it is taken from the heap when the pool is built: of a cap that is a power of two, a fifth
-    /// if the smallest chunks have 64 bytes, in [`Mode::Ring`] a third; for 256 KiB of chunks of 1536 bytes, three tenths;
-    /// of a cap just above one, up to three fifths more.
+    /// the feature `std`, room for all of it is taken from the heap when the pool is built: of a cap that is a power of
+    /// two, a fifth if the smallest chunks have 64 bytes, in [`Mode::Ring`] a third; for 256 KiB of chunks of 1536 bytes,
+    /// three tenths; of a cap just above one, up to three fifths more.
     /// Default: 64 MiB.
     ///
     /// A slab is four times the largest size class, rounded up to a power of two, but at least 64 KiB: 256 KiB

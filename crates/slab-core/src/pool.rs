@@ -145,8 +145,10 @@ impl SlabPool {
     /// Waiters for the same size class are served in the order in which they came, and before any
     /// later `try_alloc`. There is no such order between classes: a freed chunk goes to the first
     /// waiter for its size class (never to one for a smaller class), and a slab that becomes whole to whoever
-    /// waits longest, so a request for 64 KiB can be overtaken by smaller ones as long as none does. Cancel-safe: dropping the future loses neither its chunk nor
-    /// anybody's turn. While anybody waits, frees bypass the threads' magazines.
+    /// waits longest, so a request for 64 KiB can be overtaken by smaller ones as long as none does.
+    ///
+    /// Cancel-safe: dropping the future loses neither its chunk nor anybody's turn. While anybody waits, frees bypass
+    /// the threads' magazines.
     ///
     /// # Errors
     /// [`AllocError::TooLarge`] at once, [`AllocError::TooManyWaiters`] behind 65 536 others,

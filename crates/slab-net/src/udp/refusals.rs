@@ -1,8 +1,8 @@
 //! [`Refusals`]: wakes who receives from a connected socket when the system has an error for it.
 //!
-//! A host that has nobody at a port says so (ICMP "port unreachable"), and the next read or send returns that. To tokio it is no
-//! reason to wake who waits for something to read, unless asked; and what to ask is a future that borrows the socket. So
-//! here is one that owns it, made anew after each error.
+//! A host that has nobody at a port says so (ICMP "port unreachable"), and the next read or send returns that. To tokio
+//! it is no reason to wake who waits for something to read, unless asked; and what to ask is a future that borrows the
+//! socket. So here is one that owns it, made anew after each error.
 
 use super::socket::Socket;
 use std::fmt;
