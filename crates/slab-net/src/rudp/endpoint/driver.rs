@@ -75,6 +75,9 @@ impl Driver {
             }
             let timer = next.is_some();
             if let Some(Err(error)) = self.wait(sleep.as_mut(), timer).await {
+                if error.kind() == io::ErrorKind::ConnectionRefused {
+                    self.refuse();
+                }
                 // An ICMP message, or a lack of memory; the receiver goes on.
                 tracing::debug!(%error, "receiving failed");
                 tokio::task::yield_now().await;
@@ -93,6 +96,15 @@ impl Driver {
             if datagrams >= YIELD_AFTER_DATAGRAMS {
                 tokio::task::yield_now().await;
             }
+        }
+    }
+
+    /// Nobody listens at the peer's port, as its host says to a client's socket, which has no other peer.
+    #[cold]
+    fn refuse(&self) {
+        let links: Vec<_> = self.shared.table().links().cloned().collect();
+        for link in links {
+            link.update(self.shared.now(), |inner| inner.session.refused());
         }
     }
 

@@ -33,8 +33,8 @@ thread_local! {
 }
 
 /// Calls `send`, and once more if that fails because a peer's host has answered an earlier datagram by "port unreachable"
-/// (ICMP): the system tells that once, to whatever is sent next, and would take the same datagrams. (Not if it has taken some
-/// of them in an earlier step: then the rest is lost.)
+/// (ICMP): the system tells that once, to whatever is sent or read next, and would take the same datagrams. (Not if it has
+/// taken some of them in an earlier step: then the rest is lost.)
 pub(super) fn send_again_if_refused(
     refused: &mut bool,
     mut send: impl FnMut() -> Result<usize, SendError>,
