@@ -174,6 +174,11 @@ impl Arena {
         (self.slab_bytes / CHUNK_ALIGN) as u32
     }
 
+    /// The slab in which the unit lies. By a shift: this is done for each chunk that is stored.
+    pub(crate) fn slab_of(&self, unit: u32) -> u32 {
+        unit >> self.slab_units().trailing_zeros()
+    }
+
     /// From now on the slab serves this class.
     pub(crate) fn set_class(&self, slab: usize, class: u8) {
         // Relaxed: a chunk of the slab reaches others by ways that order this before it.

@@ -349,12 +349,10 @@ impl Inner {
             return None;
         }
         let unit = (offset / CHUNK_ALIGN) as u32;
-        // By a shift, and with units of 32 bits: one division is left.
-        let slab_units = self.arena.slab_units();
-        let slab = unit >> slab_units.trailing_zeros();
-        let class = self.arena.class_of(slab as usize)?;
+        let class = self.arena.class_of(self.arena.slab_of(unit) as usize)?;
         let geometry = self.classes.geometry(class);
-        let in_slab = unit & (slab_units - 1);
+        // With units of 32 bits, and without divisions up to here: one is left.
+        let in_slab = unit & (self.arena.slab_units() - 1);
         let is_start = in_slab.is_multiple_of(geometry.units)
             && in_slab / geometry.units < geometry.chunks_per_slab;
         is_start.then_some((class, unit))

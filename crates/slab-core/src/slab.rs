@@ -5,8 +5,7 @@
 //! of this happens under one mutex, far from the fast path: a thread comes here once per batch of
 //! *new* chunks, never for chunks that were used before.
 //!
-//! Free chunks that a sweep has collected come back here, as bits in a map with one bit per 64
-//! bytes of arena. A slab whose free bits number all its carved chunks serves nobody and becomes
+//! Free chunks that a sweep has collected come back here, as bits of a map (`stored`). A slab whose free bits number all its carved chunks serves nobody and becomes
 //! unused. Because what was stored stays stored, a sweep costs time only for the chunks freed
 //! since the last one. How memory goes back to the system is told in `trim`.
 //!
@@ -17,6 +16,7 @@
 //! - a slab has `free` bits set, `free < carved` unless it is being carved and empty, or classes
 //!   have fixed shares
 
+mod stored;
 mod trim;
 
 use crate::arena::Arena;
@@ -24,12 +24,9 @@ use crate::builder::Growth;
 use crate::class::MAX_CLASSES;
 use crate::error::AllocError;
 use crate::geometry::ClassTable;
-use crate::sync::Table;
 use crate::sys::asan;
 use alloc::{vec, vec::Vec};
-use core::ops::Range;
-
-const WORD_BITS: u32 = u64::BITS;
+use stored::StoredMap;
 
 /// The slab serves no class.
 const UNUSED: u8 = u8::MAX;
@@ -48,9 +45,6 @@ struct Slab {
     carved: u32,
     /// Of these, chunks that are stored here.
     free: u32,
-    /// No word of its map before this one, counted from its first, has a bit set: chunks that are carved one by one
-    /// would take quadratic time, under the pool's lock, if each search began at the first.
-    first_word: u32,
     /// The pages of all that is stored here went back to the system.
     trimmed: bool,
     /// The rest of the slab, of which no chunk was carved since it took its class, or ever, may be in
@@ -90,11 +84,7 @@ pub(crate) struct Slabs {
     /// How many of `unused` have given their memory back.
     unused_released: usize,
     classes: [ClassSlabs; MAX_CLASSES],
-    /// A bit per unit of the arena: a stored chunk begins there.
-    stored_bits: Table<u64>,
-    /// A bit per slab: some of its chunks are stored. For the same reason: while chunks are stored one by one, low and
-    /// high, `first_stored` goes to and fro.
-    with_stored: Vec<u64>,
+    stored: StoredMap,
     pub(crate) commit_failures: u64,
     growth: Growth,
     /// Threads that have magazines, as last seen.
@@ -142,9 +132,8 @@ impl Slabs {
     /// # Errors
     /// The system's error number, if it would not give memory for the map of free chunks.
     pub(crate) fn new(arena: &Arena, growth: Growth) -> Result<Self, i32> {
-        let units = arena.slabs() * arena.slab_units() as usize;
         Ok(Self {
-            stored_bits: Table::new(units.div_ceil(WORD_BITS as usize))?,
+            stored: StoredMap::new(arena)?,
             table: vec![
                 Slab {
                     class: UNUSED,
@@ -152,13 +141,11 @@ impl Slabs {
                     fresh: false,
                     carved: 0,
                     free: 0,
-                    first_word: 0,
                     trimmed: false,
                     uncarved_resident: false,
                 };
                 arena.slabs()
             ],
-            with_stored: vec![0; arena.slabs().div_ceil(WORD_BITS as usize)],
             backed: 0,
             unused: Vec::with_capacity(arena.slabs()),
             unused_released: 0,
@@ -263,7 +250,7 @@ impl Slabs {
         class: u8,
         out: &mut [u32],
     ) -> Result<Carved, AllocError> {
-        let chunks = self.take_stored(arena, class, out);
+        let chunks = self.take_stored(class, out);
         if chunks > 0 {
             return Ok(Carved {
                 chunks,
@@ -294,7 +281,6 @@ impl Slabs {
                 fresh: last_class == UNUSED,
                 carved: 0,
                 free: 0,
-                first_word: 0,
                 trimmed: false,
                 uncarved_resident: self.table[slab].uncarved_resident,
             };
@@ -383,37 +369,24 @@ impl Slabs {
         Ok(())
     }
 
-    fn take_stored(&mut self, arena: &Arena, class: u8, out: &mut [u32]) -> usize {
+    fn take_stored(&mut self, class: u8, out: &mut [u32]) -> usize {
         let entry = &mut self.classes[usize::from(class)];
         let mut taken = 0;
         while entry.stored > 0 && taken < out.len() {
             let index = entry.first_stored;
             let slab = &mut self.table[index as usize];
             if slab.class == class && slab.free > 0 {
-                let mut span = slab_words(arena, index);
-                span.start += slab.first_word as usize;
-                let first = span.start as u32 * WORD_BITS;
-                let fresh = taken;
                 self.kept_empty -= usize::from(slab.is_kept_empty());
-                for (word, at) in self.stored_bits[span].iter_mut().zip((first..).step_by(64)) {
-                    while *word != 0 && taken < out.len() {
-                        out[taken] = at + word.trailing_zeros();
-                        *word &= *word - 1;
-                        taken += 1;
-                    }
-                    if *word != 0 || taken == out.len() {
-                        slab.first_word = (at % arena.slab_units()) / WORD_BITS;
-                        break;
-                    }
-                }
-                slab.free -= (taken - fresh) as u32;
-                entry.stored -= (taken - fresh) as u64;
+                let chunks = self.stored.take(index, &mut out[taken..]);
+                taken += chunks;
+                slab.free -= chunks as u32;
+                entry.stored -= chunks as u64;
                 if slab.free == 0 {
-                    self.with_stored[(index / WORD_BITS) as usize] &= !(1 << (index % WORD_BITS));
+                    self.stored.note_empty(index);
                 }
             }
             if taken < out.len() && entry.stored > 0 {
-                entry.first_stored = next_set(&self.with_stored, index + 1);
+                entry.first_stored = self.stored.next_slab(index + 1);
             }
         }
         taken
@@ -437,17 +410,12 @@ impl Slabs {
     /// that thereby has all its chunks back becomes unused.
     pub(crate) fn store(&mut self, arena: &Arena, class: u8, units: &[u32]) {
         for &unit in units {
-            let index = unit / arena.slab_units();
-            let word = &mut self.stored_bits[(unit / WORD_BITS) as usize];
-            let bit = 1 << (unit % WORD_BITS);
-            debug_assert_eq!(*word & bit, 0, "a chunk was freed twice");
-            *word |= bit;
+            let index = arena.slab_of(unit);
+            self.stored.insert(index, unit);
             let slab = &mut self.table[index as usize];
             debug_assert_eq!(slab.class, class);
             slab.free += 1;
             slab.trimmed = false;
-            slab.first_word = slab.first_word.min(unit % arena.slab_units() / WORD_BITS);
-            self.with_stored[(index / WORD_BITS) as usize] |= 1 << (index % WORD_BITS);
             let entry = &mut self.classes[usize::from(class)];
             entry.stored += 1;
             if slab.free < slab.carved || self.share.is_some() {
@@ -464,29 +432,10 @@ impl Slabs {
             slab.class = UNUSED;
             slab.free = 0;
             slab.uncarved_resident = true;
-            self.stored_bits[slab_words(arena, index)].fill(0);
-            self.with_stored[(index / WORD_BITS) as usize] &= !(1 << (index % WORD_BITS));
+            self.stored.clear(index);
             self.unused.push(index);
         }
     }
-}
-
-/// The first bit that is set, from this one on; there is one.
-fn next_set(words: &[u64], from: u32) -> u32 {
-    let mut at = (from / WORD_BITS) as usize;
-    let mut word = words[at] & (u64::MAX << (from % WORD_BITS));
-    while word == 0 {
-        at += 1;
-        word = words[at];
-    }
-    at as u32 * WORD_BITS + word.trailing_zeros()
-}
-
-/// The words of the map that belong to a slab; whole words, because a slab has at least 64 units.
-fn slab_words(arena: &Arena, slab: u32) -> Range<usize> {
-    debug_assert!(arena.slab_units() >= WORD_BITS);
-    let words = (arena.slab_units() / WORD_BITS) as usize;
-    slab as usize * words..(slab as usize + 1) * words
 }
 
 #[cfg(all(test, not(any(loom, shuttle))))]
@@ -630,32 +579,5 @@ pub(super) mod tests {
         assert_eq!((carved.chunks, out[0]), (1, stored[5]));
         assert_eq!(slabs.class(1).stored, 0);
         assert_eq!(slabs.class(1).out(), units.len() as u64);
-    }
-
-    #[test]
-    fn a_carve_searches_from_where_the_last_one_found_something() {
-        let (arena, classes) = fixture();
-        let mut slabs = Slabs::new(&arena, Growth::Slab).unwrap();
-        let units = carve_all(&mut slabs, &arena, &classes, 0);
-        let per_slab = classes.geometry(0).chunks_per_slab as usize;
-        slabs.store(&arena, 0, &units[1..per_slab]);
-        let mut out = [0; 1];
-        for &unit in &units[1..per_slab] {
-            slabs.carve(&arena, &classes, 0, &mut out).unwrap();
-            assert_eq!(out, [unit]);
-            assert_eq!(slabs.table[0].first_word, unit / WORD_BITS);
-        }
-        // What is stored before it is found as well.
-        slabs.store(&arena, 0, &[units[per_slab - 1], units[1]]);
-        slabs.carve(&arena, &classes, 0, &mut out).unwrap();
-        assert_eq!(out, [units[1]]);
-        // The slabs in between have nothing.
-        slabs.store(&arena, 0, &units[3 * per_slab..][..1]);
-        let mut out = [0; 2];
-        slabs.carve(&arena, &classes, 0, &mut out).unwrap();
-        assert_eq!(out, [units[per_slab - 1], units[3 * per_slab]]);
-        assert_eq!((slabs.class(0).first_stored, slabs.with_stored[0]), (3, 0));
-        assert_eq!(next_set(&[1, 0, 1 << 5], 1), 2 * WORD_BITS + 5);
-        assert_eq!(next_set(&[1 << 63], 63), 63);
     }
 }

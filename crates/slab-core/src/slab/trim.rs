@@ -10,7 +10,7 @@
 //! are stored some day, as all chunks are. Memory that the system brings back by itself, in a huge page for a
 //! slab in use, goes back once more with that slab.
 
-use super::{Slabs, UNUSED, WORD_BITS, slab_words};
+use super::{Slabs, UNUSED};
 use crate::arena::Arena;
 use crate::class::CHUNK_ALIGN;
 use crate::geometry::ClassTable;
@@ -164,13 +164,10 @@ impl Slabs {
             return Ok(());
         }
         let chunk_bytes = classes.geometry(slab.class).bytes;
-        let span = slab_words(arena, index as u32);
-        let first = span.start as u32 * WORD_BITS;
         let mut run = 0..0;
-        for (&word, at) in self.stored_bits[span].iter().zip((first..).step_by(64)) {
-            let mut rest = word;
+        for (first, mut rest) in self.stored.words(index as u32) {
             while rest != 0 {
-                let start = (at + rest.trailing_zeros()) as usize * CHUNK_ALIGN;
+                let start = (first + rest.trailing_zeros()) as usize * CHUNK_ALIGN;
                 rest &= rest - 1;
                 if run.end != start {
                     *bytes += release_pages(arena, &run)?;
