@@ -2,7 +2,9 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `linux` | recvmmsg, sendmmsg, socket options: all system calls of this crate, and their `unsafe` |
+//! | `linux` | recvmmsg, sendmmsg: with `options` the system calls of this crate, and their `unsafe` |
+//! | `options` | options of a socket, the kernel's count of drops |
+//! | `errno` | which errors mean what |
 //! | `uring` | io_uring (feature `io-uring`) |
 //! | `decode` | the metadata that Linux returns with a payload |
 //! | `cmsg`, `address` | its formats, read and written as plain bytes |
@@ -21,20 +23,24 @@ mod cmsg;
 #[cfg(target_os = "linux")]
 mod decode;
 #[cfg(target_os = "linux")]
+mod errno;
+#[cfg(target_os = "linux")]
 mod linux;
+#[cfg(target_os = "linux")]
+mod options;
 #[cfg(any(test, not(target_os = "linux")))]
 mod portable;
 #[cfg(all(target_os = "linux", feature = "io-uring"))]
 pub(super) mod uring;
 
 #[cfg(target_os = "linux")]
-pub(crate) use linux::is_icmp_error;
-#[cfg(target_os = "linux")]
-pub(super) use linux::*;
+pub(crate) use errno::is_icmp_error;
 #[cfg(not(target_os = "linux"))]
 pub(crate) use portable::is_icmp_error;
 #[cfg(not(target_os = "linux"))]
 pub(super) use portable::*;
+#[cfg(target_os = "linux")]
+pub(super) use {errno::*, linux::*, options::*};
 
 pub(super) use buffer::Buffer;
 
