@@ -8,7 +8,7 @@ use rudp_common::{Random, lossy};
 use slab_net::rudp::wire::{Command, HEADER_BYTES, Header};
 use slab_net::rudp::{
     Congestion, Connection, Endpoint, EndpointConfig, MemoryBudget, Rejection, SendError, Session,
-    SessionConfig, Side, Time,
+    SessionConfig, Side, Time, TryRecvError,
 };
 use slab_net::{Packet, PacketPool};
 use std::time::Duration;
@@ -291,8 +291,9 @@ async fn datagrams_arrive_over_sockets() {
     client.send_datagram(unsent.packet.slice(..max)).unwrap();
     let got = loop {
         match accepted.try_recv_datagram() {
-            Some(got) => break got,
-            None => tokio::task::yield_now().await,
+            Ok(got) => break got,
+            Err(TryRecvError::Empty) => tokio::task::yield_now().await,
+            Err(error) => panic!("{error}"),
         }
     };
     assert_eq!(got, vec![7; max]);
@@ -313,8 +314,9 @@ async fn a_client_that_only_waits_for_datagrams_is_heard_of() {
             }
             loop {
                 match client.try_recv_datagram() {
-                    Some(got) => break got,
-                    None => tokio::task::yield_now().await,
+                    Ok(got) => break got,
+                    Err(TryRecvError::Empty) => tokio::task::yield_now().await,
+                    Err(error) => panic!("{error}"),
                 }
             }
         });

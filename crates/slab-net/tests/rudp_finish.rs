@@ -7,7 +7,9 @@ use rudp_common::sockets::{
     TIMEOUT, accept, any, bytes, connected_pair, fast, pool, recv, wait_until_pool_unused,
 };
 use slab_net::Packet;
-use slab_net::rudp::{CloseReason, Connection, Endpoint, EndpointConfig, SendError, SessionConfig};
+use slab_net::rudp::{
+    CloseReason, Connection, Endpoint, EndpointConfig, SendError, SessionConfig, TryRecvError,
+};
 use std::future::Future;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -238,4 +240,46 @@ async fn a_reader_is_told_that_the_peer_never_answered_though_writing_was_shut_d
     assert_eq!(error.kind(), std::io::ErrorKind::TimedOut);
     let ended = client.connection().ended();
     assert_eq!(ended, Some(CloseReason::LingerExpired));
+}
+
+/// Who polls, as a game does once a frame, learns of the end as one that waits does.
+#[tokio::test]
+async fn without_waiting_a_reader_is_told_whether_more_can_come() {
+    const EMPTY: TryRecvError = TryRecvError::Empty;
+    // What is there first, and then the end; a datagram overtakes neither.
+    let both = |connection: &Connection| {
+        let datagram = connection.try_recv_datagram().unwrap_err();
+        (connection.try_recv().unwrap_err(), datagram)
+    };
+    let end_of = async |connection: &Connection| {
+        let poll = async {
+            while both(connection) == (EMPTY, EMPTY) {
+                tokio::task::yield_now().await;
+            }
+            both(connection)
+        };
+        timeout(TIMEOUT, poll).await.unwrap()
+    };
+    let pool = pool();
+    for finishes in [true, false] {
+        let (_server, client, accepted) = connected_pair(&pool).await;
+        assert_eq!(both(&accepted), (EMPTY, EMPTY));
+        client.send_slice(b"last").await.unwrap();
+        if finishes {
+            client.finish().await.unwrap();
+        } else {
+            client.close().await.unwrap();
+        }
+        assert_eq!(accepted.try_recv().unwrap(), b"last"[..]);
+        let end = TryRecvError::End;
+        assert_eq!(end_of(&accepted).await, (end, end));
+        assert_eq!(accepted.ended().is_none(), finishes);
+    }
+    let (_server, client, accepted) = connected_pair(&pool).await;
+    client.abort();
+    let reset = TryRecvError::Closed(CloseReason::Reset);
+    assert_eq!(end_of(&accepted).await, (reset, reset));
+    let kind = |error: TryRecvError| std::io::Error::from(error).kind();
+    assert_eq!(kind(reset), std::io::ErrorKind::ConnectionReset);
+    assert_eq!(kind(EMPTY), std::io::ErrorKind::WouldBlock);
 }

@@ -8,7 +8,7 @@ use rudp_common::sockets::any;
 use slab_net::rudp::wire::Header;
 use slab_net::rudp::{
     CloseReason, Connection, Endpoint, EndpointConfig, MemoryBudget, SendError, Session,
-    SessionConfig, Side, Time,
+    SessionConfig, Side, Time, TryRecvError,
 };
 use slab_net::{Packet, PacketPool};
 use std::time::Duration;
@@ -172,7 +172,11 @@ async fn recv_waits_for_memory_to_join_a_message_of_many_segments() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     let mut rest = exhaust_all(&pool);
-    assert_eq!(accepted.try_recv(), None, "there is nothing to join it in");
+    assert_eq!(
+        accepted.try_recv(),
+        Err(TryRecvError::NoMemory { bytes: 5000 }),
+        "there is nothing to join it in"
+    );
     let mut receiving = Box::pin(accepted.recv());
     let waits = tokio::time::timeout(Duration::from_millis(50), &mut receiving);
     assert!(waits.await.is_err(), "and so it waits");

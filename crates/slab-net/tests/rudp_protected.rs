@@ -10,7 +10,9 @@ use rudp_common::{Random, proxy};
 use slab_net::rudp::crypto::AesGcm;
 use slab_net::rudp::fec::FecShards;
 use slab_net::rudp::wire::{Command, HEADER_BYTES, Header};
-use slab_net::rudp::{CloseReason, Connection, Endpoint, EndpointConfig, SessionConfig};
+use slab_net::rudp::{
+    CloseReason, Connection, Endpoint, EndpointConfig, SessionConfig, TryRecvError,
+};
 use slab_net::{Packet, PacketPool};
 use std::cell::RefCell;
 use std::time::Duration;
@@ -287,7 +289,7 @@ async fn an_endpoint_refuses_datagrams_that_it_sealed_itself() {
         while client.stats().unopened < thrown {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        assert_eq!(connection.try_recv(), None, "{kind:?}");
+        assert_eq!(connection.try_recv(), Err(TryRecvError::Empty), "{kind:?}");
         let stats = client.stats();
         assert_eq!((stats.opened, stats.total.received_datagrams), (1, 0));
     }

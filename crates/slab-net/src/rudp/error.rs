@@ -235,6 +235,50 @@ impl From<SendError> for io::Error {
     }
 }
 
+/// Why nothing was received.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum TryRecvError {
+    /// Nothing is here now; more may come.
+    Empty,
+    /// A message is here, and there is no memory to join it in. It stays:
+    /// [`recv`](super::Connection::recv) waits for memory, [`recv_segments`](super::Connection::recv_segments) needs none.
+    NoMemory {
+        /// The length of the message.
+        bytes: usize,
+    },
+    /// All was received: the peer has closed the session, or [finished](super::Connection::finish); or it was closed here.
+    End,
+    /// The session has ended for this reason, before all had come.
+    Closed(CloseReason),
+}
+
+impl fmt::Display for TryRecvError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Empty => f.write_str("nothing is here now"),
+            Self::NoMemory { bytes } => write!(f, "no memory for a message of {bytes} bytes"),
+            Self::End => f.write_str("nothing more will come"),
+            Self::Closed(reason) => reason.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for TryRecvError {}
+
+/// An error of the kind that fits, with the reason in it.
+impl From<TryRecvError> for io::Error {
+    fn from(error: TryRecvError) -> Self {
+        let kind = match error {
+            TryRecvError::Closed(reason) => return reason.into(),
+            TryRecvError::Empty => io::ErrorKind::WouldBlock,
+            TryRecvError::NoMemory { .. } => io::ErrorKind::OutOfMemory,
+            TryRecvError::End => io::ErrorKind::UnexpectedEof,
+        };
+        Self::new(kind, error)
+    }
+}
+
 /// A message that was not accepted for sending, and why.
 #[derive(Debug)]
 #[non_exhaustive]

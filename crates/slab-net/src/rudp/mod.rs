@@ -34,7 +34,7 @@ pub use self::core::{Outgoing, Session, Side};
 pub use budget::MemoryBudget;
 pub use config::{Congestion, SessionConfig, SessionConfigError};
 pub use endpoint::{Connection, Endpoint, EndpointConfig, EndpointMonitor, EndpointStats, Stream};
-pub use error::{CloseReason, OpenError, Rejection, SendError, Unsent};
+pub use error::{CloseReason, OpenError, Rejection, SendError, TryRecvError, Unsent};
 pub use measures::RoundTripTimes;
 pub use stats::SessionStats;
 pub use time::Time;

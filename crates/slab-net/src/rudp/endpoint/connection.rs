@@ -6,10 +6,9 @@ use super::super::stats::SessionStats;
 use super::link::{Inner, Link, LinkGuard};
 use super::stream::Stream;
 use super::wakers::Wait;
-use crate::packet::{Packet, PacketBuf};
+use crate::packet::Packet;
 use core::fmt;
-use core::future::{Future, poll_fn};
-use core::pin::pin;
+use core::future::poll_fn;
 use core::task::{Context, Poll, ready};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -30,15 +29,6 @@ pub struct Connection {
 
 struct Handle {
     link: Arc<Link>,
-}
-
-/// What a receiver finds.
-enum Input<T> {
-    Taken(T),
-    /// Nothing, and nothing more will come.
-    End,
-    /// A message of this many bytes, and no memory to join it in.
-    NoMemory(usize),
 }
 
 impl Drop for Handle {
@@ -134,138 +124,6 @@ impl Connection {
         sent.map_err(|error| Unsent { packet, error })
     }
 
-    /// Waits for the next message; returns `None` if the peer has closed the session or [finished](Self::finish),
-    /// and everything that it sent was received.
-    ///
-    /// A message of one segment is a slice of the buffer it arrived in: [`Packet::compact`] it if it is to be kept.
-    /// A longer one is joined in one buffer of the pool; if the pool is at its cap, this waits for one: for ever, if
-    /// the pool is so small that segments, those of this message among them, keep all its slabs in use. A message
-    /// above the pool's largest size class is joined on the heap, or ends the session if the [heap
-    /// limit](crate::PacketPoolBuilder::max_heap_memory) does not allow that. [`recv_segments`](Self::recv_segments)
-    /// needs no such buffer.
-    ///
-    /// Cancel-safe. Counts against tokio's cooperative budget.
-    ///
-    /// # Errors
-    /// Says why the session has ended, if it was not closed.
-    pub async fn recv(&self) -> Result<Option<Packet>, CloseReason> {
-        loop {
-            let bytes = match self.poll_input(|inner| inner.session.recv()).await? {
-                Input::Taken(message) => return Ok(Some(message)),
-                Input::End => return Ok(None),
-                Input::NoMemory(bytes) => bytes,
-            };
-            if let Some(buf) = self.wait_for_buffer(bytes).await
-                && let Some(message) = self.with(|inner| inner.session.recv_into(buf))
-            {
-                return Ok(Some(message));
-            }
-        }
-    }
-
-    /// Waits for the next message, appends its segments to `to`, and returns their number; `None` as
-    /// [`recv`](Self::recv). Copies nothing and needs no memory of the pool.
-    ///
-    /// Cancel-safe. Counts against tokio's cooperative budget.
-    ///
-    /// ```
-    /// # use slab_net::PacketPool;
-    /// # use slab_net::rudp::{Connection, Endpoint, EndpointConfig, SessionConfig};
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let pool = PacketPool::builder().max_memory(32 << 20).headroom(24).build()?;
-    /// # let config = EndpointConfig::new(SessionConfig::fast());
-    /// # let server = Endpoint::bind("127.0.0.1:0".parse()?, &pool, config.clone())?;
-    /// # let client = Connection::connect(server.local_addr(), &pool, config)?;
-    /// client.send_slice(&[7; 10_000]).await?;
-    ///
-    /// let accepted = server.accept().await.expect("it is open");
-    /// let mut segments = Vec::new();
-    /// assert_eq!(accepted.recv_segments(&mut segments).await?, Some(8));
-    /// assert_eq!(segments.iter().map(|segment| segment.len()).sum::<usize>(), 10_000);
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// As [`recv`](Self::recv).
-    pub async fn recv_segments(&self, to: &mut Vec<Packet>) -> Result<Option<usize>, CloseReason> {
-        match self
-            .poll_input(|inner| inner.session.recv_segments(to))
-            .await?
-        {
-            Input::Taken(segments) => Ok(Some(segments)),
-            Input::End | Input::NoMemory(_) => Ok(None),
-        }
-    }
-
-    /// Returns the next message if there is one now, and memory to join it in.
-    #[must_use]
-    pub fn try_recv(&self) -> Option<Packet> {
-        self.with(|inner| inner.session.recv())
-    }
-
-    /// Waits until there is something to take, nothing more will come, or only memory is missing.
-    async fn poll_input<T>(
-        &self,
-        mut take: impl FnMut(&mut Inner) -> Option<T>,
-    ) -> Result<Input<T>, CloseReason> {
-        let mut waiting = self.link().waiting();
-        poll_fn(|cx| {
-            let coop = ready!(poll_proceed(cx));
-            let (taken, mut inner) = self.with_guard(&mut take);
-            let input = if let Some(taken) = taken {
-                Ok(Input::Taken(taken))
-            } else if let Some(bytes) = inner.session.next_message_bytes() {
-                // The message is still there even if the peer has closed since.
-                Ok(Input::NoMemory(bytes))
-            } else if let Some(end) = end_of_input(&inner) {
-                end.map(|()| Input::End)
-            } else {
-                inner.wait_to_read(&mut waiting.wait, cx.waker());
-                return Poll::Pending;
-            };
-            inner.end(&mut waiting.wait);
-            coop.made_progress();
-            Poll::Ready(input)
-        })
-        .await
-    }
-
-    /// Waits for a buffer for a message of this length; `None` if that message no longer waits, or too many already
-    /// wait for the pool.
-    async fn wait_for_buffer(&self, bytes: usize) -> Option<PacketBuf> {
-        /// How long to pause if too many already wait.
-        const RETRY_DELAY: Duration = Duration::from_millis(10);
-        let link = self.link();
-        let mut alloc = pin!(link.shared.pool.alloc(bytes));
-        let mut waiting = link.waiting();
-        let mut too_many_wait = false;
-        poll_fn(|cx| {
-            if too_many_wait {
-                return Poll::Ready(None); // The pause is over.
-            }
-            match alloc.as_mut().poll(cx) {
-                Poll::Ready(Ok(buf)) => return Poll::Ready(Some(buf)),
-                Poll::Ready(Err(_)) => too_many_wait = true,
-                Poll::Pending => {}
-            }
-            let mut inner = link.lock();
-            if inner.session.next_message_bytes() != Some(bytes) {
-                return Poll::Ready(None);
-            }
-            if too_many_wait {
-                // By the endpoint's task, which wakes readers: this one may be outside of any runtime.
-                link.arm_at(&mut inner, link.shared.now() + RETRY_DELAY);
-            }
-            // Woken if the session ends, or another task takes the message.
-            inner.awaited_bytes = bytes as u32;
-            inner.wait_to_read(&mut waiting.wait, cx.waker());
-            Poll::Pending
-        })
-        .await
-    }
-
     /// Sends a datagram beside the messages: once, in no order, and without waiting. See
     /// [`Session::send_datagram`](super::super::Session::send_datagram).
     ///
@@ -302,49 +160,6 @@ impl Connection {
         };
         let sent = self.with(|inner| inner.session.send_datagram(copy));
         sent.map_err(|Unsent { error, .. }| Unsent { packet, error })
-    }
-
-    /// Waits for the next datagram; returns `None` if the peer has closed the session or [finished](Self::finish).
-    /// Of datagrams not yet read, as many are kept as the [receive window](super::super::SessionConfig::window) has
-    /// segments, the last ones.
-    ///
-    /// Cancel-safe. Counts against tokio's cooperative budget.
-    ///
-    /// # Errors
-    /// As [`recv`](Self::recv).
-    pub async fn recv_datagram(&self) -> Result<Option<Packet>, CloseReason> {
-        let mut waiting = self.link().waiting();
-        poll_fn(|cx| {
-            let coop = ready!(poll_proceed(cx));
-            let link = self.link();
-            let mut inner = link.lock();
-            let input = if let Some(datagram) = inner.session.recv_datagram() {
-                Ok(Some(datagram))
-            } else if let Some(end) = end_of_input(&inner) {
-                end.map(|()| None)
-            } else {
-                inner.wait_to_read(&mut waiting.wait, cx.waker());
-                // The peer has not heard of a session that has sent nothing so far.
-                link.settle(&mut inner, link.shared.now(), false);
-                return Poll::Pending;
-            };
-            inner.end(&mut waiting.wait);
-            coop.made_progress();
-            Poll::Ready(input)
-        })
-        .await
-    }
-
-    /// Returns the next datagram if there is one now.
-    #[must_use]
-    pub fn try_recv_datagram(&self) -> Option<Packet> {
-        let link = self.link();
-        let mut inner = link.lock();
-        let datagram = inner.session.recv_datagram();
-        if datagram.is_none() {
-            link.settle(&mut inner, link.shared.now(), false);
-        }
-        datagram
     }
 
     /// Returns the length of the longest [datagram](Self::send_datagram) in bytes: what error correction and
@@ -573,18 +388,6 @@ pub(super) fn wait_to_send(
     }
     inner.wait_to_write(wait, cx.waker());
     Poll::Pending
-}
-
-/// Whether nothing more will arrive, and whether that is an error.
-pub(super) fn end_of_input(inner: &Inner) -> Option<Result<(), CloseReason>> {
-    match inner.session.ended() {
-        Some(CloseReason::ClosedByPeer | CloseReason::Closed) => Some(Ok(())),
-        Some(_) if inner.session.has_received_all() => Some(Ok(())),
-        Some(reason) => Some(Err(reason)),
-        None if inner.session.has_given_up_finishing() => None,
-        None if inner.session.is_read_closed() => Some(Ok(())),
-        None => None,
-    }
 }
 
 impl fmt::Debug for Connection {

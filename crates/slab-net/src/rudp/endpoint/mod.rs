@@ -18,6 +18,7 @@ mod cookie;
 mod driver;
 mod link;
 mod protect;
+mod receiving;
 mod recently_ended;
 mod secret;
 mod shared;

@@ -1,6 +1,7 @@
 //! [`Stream`]: a session as a stream of bytes.
 
-use super::connection::{Connection, end_of_input, wait_to_send};
+use super::connection::{Connection, wait_to_send};
+use super::receiving::end_of_input;
 use super::wakers::Wait;
 use crate::packet::Packet;
 use bytes::Buf;
