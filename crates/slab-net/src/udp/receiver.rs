@@ -308,7 +308,7 @@ impl UdpReceiver {
         }
         #[cfg(all(target_os = "linux", feature = "io-uring"))]
         if let Some(uring) = &mut self.uring {
-            return uring.poll_fill(socket, reader, cx);
+            return uring.poll_fill(socket, reader, refusals, cx);
         }
         loop {
             // Uses up tokio's budget at each turn, so that reads whose datagrams are all dropped cannot

@@ -10,6 +10,7 @@
 use super::batch::PacketBatch;
 use super::io::poll_read_ready;
 use super::reader::{Drops, Making, Reader, smaller_copy};
+use super::refusals::Refusals;
 use super::socket::Socket;
 use super::sys::is_icmp_error;
 use super::sys::uring::{Completion, Filled, PREFIX_BYTES, Ring, RingFd};
@@ -18,6 +19,7 @@ use core::fmt;
 use core::slice;
 use core::task::{Context, Poll, ready};
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -92,8 +94,9 @@ impl Uring {
     /// Waits until something is read into `reader.ready`, which must be empty at first, or dropped.
     pub(super) fn poll_fill(
         &mut self,
-        socket: &Socket,
+        socket: &Arc<Socket>,
         reader: &mut Reader,
+        refusals: &mut Refusals,
         cx: &mut Context<'_>,
     ) -> Poll<io::Result<()>> {
         loop {
@@ -102,7 +105,7 @@ impl Uring {
                 return Poll::Ready(Err(late));
             }
             if !self.top_up(reader)? {
-                return self.poll_read_and_drop(socket, reader, cx);
+                return Self::poll_read_and_drop(socket, reader, refusals, cx);
             }
             // Uses up tokio's budget at each turn.
             let mut events = ready!(poll_read_ready(&self.events, cx))?;
@@ -120,14 +123,22 @@ impl Uring {
     /// would wake the task.
     #[cold]
     fn poll_read_and_drop(
-        &mut self,
-        socket: &Socket,
+        socket: &Arc<Socket>,
         reader: &mut Reader,
+        refusals: &mut Refusals,
         cx: &mut Context<'_>,
     ) -> Poll<io::Result<()>> {
         loop {
-            ready!(socket.io.poll_read_ready(cx))?;
-            let read = socket.io.try_read(|| reader.read(socket));
+            let read = match socket.io.poll_read_ready(cx) {
+                Poll::Ready(is_ready) => {
+                    is_ready?;
+                    socket.io.try_read(|| reader.read(socket))
+                }
+                Poll::Pending => {
+                    ready!(refusals.poll(socket, cx))?;
+                    reader.read(socket)
+                }
+            };
             reader.release_buffers();
             match read {
                 Err(error) if error.kind() != io::ErrorKind::WouldBlock => {

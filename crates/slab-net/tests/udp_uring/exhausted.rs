@@ -2,7 +2,7 @@
 
 use crate::udp_common::exhaust;
 use crate::udp_common::warnings::on_warning;
-use crate::{HANG, OFF, bind, bound, builder, pool};
+use crate::{ANY, HANG, OFF, bind, bound, builder, pool};
 use slab_net::udp::{Coalescing, Transmit};
 use slab_net::{PacketPool, SizeClasses};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -197,4 +197,38 @@ async fn a_subscriber_that_panics_at_a_copy_leaves_none_uncounted() {
     assert_eq!(stats.received_chunk_bytes, 2 * 2048);
     let of_memory = (stats.dropped_no_memory, stats.dropped_no_memory_bytes);
     assert_eq!(of_memory, (1, 10));
+}
+
+/// The socket is then read by readiness, and to tokio such an error is no reason to wake anybody.
+#[tokio::test]
+async fn connection_refused_wakes_who_receives_without_memory() {
+    let pool = pool(4);
+    let peer = std::net::UdpSocket::bind(ANY).unwrap();
+    let gone = peer.local_addr().unwrap();
+    let Some(mut client) = bound(builder(&pool, OFF).connect(gone)) else {
+        return;
+    };
+    let _chunks = exhaust(&pool);
+    // Lent buffers come back full and are kept, until no request is under way.
+    let mut held = Vec::new();
+    let monitor = client.monitor();
+    while monitor.stats().dropped_no_memory == 0 {
+        peer.send_to(&[1; 1500], client.local_addr()).unwrap();
+        held.extend(client.try_recv_batch().unwrap());
+    }
+    while let Some(batch) = client.try_recv_batch().unwrap() {
+        held.push(batch);
+    }
+    drop(peer);
+    let sender = client.sender();
+    for _ in 0..3 {
+        let waits = tokio::time::timeout(HANG, client.recv_batch());
+        let (received, sent) = tokio::join!(waits, async {
+            tokio::task::yield_now().await;
+            sender.send(&Transmit::new(b"hello", gone)).await
+        });
+        sent.unwrap();
+        let error = received.expect("hangs").unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
+    }
 }
