@@ -230,7 +230,8 @@ impl Inner {
         let movers = max_thread_caches + MAX_CLASSES;
         let blocks = Depot::blocks(&classes, arena.slabs(), movers).map_err(reserve_error)?;
         let lanes = Depot::lanes().map_err(reserve_error)?;
-        let mut slabs = Slabs::new(arena, options.growth).map_err(reserve_error)?;
+        let slabs = Slabs::new(arena, classes.count(), options.growth);
+        let mut slabs = slabs.map_err(reserve_error)?;
         let share = arena.slabs() / classes.count();
         if mode == Mode::Ring {
             if share == 0 {

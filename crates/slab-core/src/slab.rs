@@ -26,6 +26,7 @@ use crate::error::AllocError;
 use crate::geometry::ClassTable;
 use crate::sys::asan;
 use alloc::{vec, vec::Vec};
+use core::cmp::Ordering;
 use stored::StoredMap;
 
 /// The slab serves no class.
@@ -64,6 +65,8 @@ pub(crate) struct ClassSlabs {
     first_stored: u32,
     /// Each slab of the class has at least this many chunks outside.
     least_out: u32,
+    /// At least so many of them have exactly as many; zero if none is known to.
+    slabs_with_least: u32,
     /// How often chunks were carved since those in use were last added up.
     carves_since_peak: u32,
     pub(crate) commits: u64,
@@ -112,6 +115,22 @@ impl ClassSlabs {
     pub(crate) fn out(&self) -> u64 {
         self.carved - self.stored
     }
+
+    /// A slab of the class has so many chunks outside now.
+    fn note_out(&mut self, out: u32) {
+        match out.cmp(&self.least_out) {
+            Ordering::Less => (self.least_out, self.slabs_with_least) = (out, 1),
+            Ordering::Equal => self.slabs_with_least += 1,
+            Ordering::Greater => {}
+        }
+    }
+
+    /// A slab of the class had so many, and has no longer.
+    fn forget_out(&mut self, out: u32) {
+        if out == self.least_out {
+            self.slabs_with_least = self.slabs_with_least.saturating_sub(1);
+        }
+    }
 }
 
 /// What [`Slabs::carve`] did.
@@ -131,9 +150,9 @@ pub(crate) struct Carved {
 impl Slabs {
     /// # Errors
     /// The system's error number, if it would not give memory for the map of free chunks.
-    pub(crate) fn new(arena: &Arena, growth: Growth) -> Result<Self, i32> {
+    pub(crate) fn new(arena: &Arena, classes: usize, growth: Growth) -> Result<Self, i32> {
         Ok(Self {
-            stored: StoredMap::new(arena)?,
+            stored: StoredMap::new(arena, classes)?,
             table: vec![
                 Slab {
                     class: UNUSED,
@@ -156,6 +175,7 @@ impl Slabs {
                 stored: 0,
                 first_stored: NONE,
                 least_out: u32::MAX,
+                slabs_with_least: 0,
                 carves_since_peak: 0,
                 commits: 0,
                 rebalances: 0,
@@ -299,9 +319,12 @@ impl Slabs {
         for (index, unit) in (slab.carved..).zip(&mut out[..chunks]) {
             *unit = first + index * geometry.units;
         }
+        if !new_slab {
+            entry.forget_out(slab.out());
+        }
         slab.carved += chunks as u32;
         entry.carved += chunks as u64;
-        entry.least_out = entry.least_out.min(slab.out());
+        entry.note_out(slab.out());
         let fresh = slab.fresh;
         if slab.carved == geometry.chunks_per_slab {
             entry.current = NONE;
@@ -372,21 +395,22 @@ impl Slabs {
     fn take_stored(&mut self, class: u8, out: &mut [u32]) -> usize {
         let entry = &mut self.classes[usize::from(class)];
         let mut taken = 0;
-        while entry.stored > 0 && taken < out.len() {
-            let index = entry.first_stored;
+        while entry.stored > 0
+            && taken < out.len()
+            && let Some(index) = self.stored.next_slab(class, entry.first_stored)
+        {
+            entry.first_stored = index;
             let slab = &mut self.table[index as usize];
-            if slab.class == class && slab.free > 0 {
-                self.kept_empty -= usize::from(slab.is_kept_empty());
-                let chunks = self.stored.take(index, &mut out[taken..]);
-                taken += chunks;
-                slab.free -= chunks as u32;
-                entry.stored -= chunks as u64;
-                if slab.free == 0 {
-                    self.stored.note_empty(index);
-                }
-            }
-            if taken < out.len() && entry.stored > 0 {
-                entry.first_stored = self.stored.next_slab(index + 1);
+            debug_assert_eq!(slab.class, class);
+            entry.forget_out(slab.out());
+            self.kept_empty -= usize::from(slab.is_kept_empty());
+            let chunks = self.stored.take(index, &mut out[taken..]);
+            taken += chunks;
+            slab.free -= chunks as u32;
+            entry.stored -= chunks as u64;
+            entry.note_out(slab.out());
+            if slab.free == 0 {
+                self.stored.note_empty(class, index);
             }
         }
         taken
@@ -394,15 +418,19 @@ impl Slabs {
 
     /// Could some slab of the class have all its chunks back, if `free` of those outside are free?
     ///
-    /// Looks through the slabs only if the remembered bound leaves it open.
+    /// Looks through the slabs only if what is remembered leaves it open.
     pub(crate) fn could_be_whole(&mut self, class: u8, free: u64) -> bool {
         let entry = &mut self.classes[usize::from(class)];
         if free < u64::from(entry.least_out) {
             return false;
         }
-        let slabs = self.table[..self.backed].iter();
-        let of_class = slabs.filter(|slab| slab.class == class);
-        entry.least_out = of_class.map(Slab::out).min().unwrap_or(u32::MAX);
+        if entry.slabs_with_least == 0 {
+            let slabs = self.table[..self.backed].iter();
+            entry.least_out = u32::MAX;
+            for slab in slabs.filter(|slab| slab.class == class) {
+                entry.note_out(slab.out());
+            }
+        }
         free >= u64::from(entry.least_out)
     }
 
@@ -411,16 +439,20 @@ impl Slabs {
     pub(crate) fn store(&mut self, arena: &Arena, class: u8, units: &[u32]) {
         for &unit in units {
             let index = arena.slab_of(unit);
-            self.stored.insert(index, unit);
             let slab = &mut self.table[index as usize];
+            self.stored.insert(unit);
+            if slab.free == 0 {
+                self.stored.note_first(class, index);
+            }
             debug_assert_eq!(slab.class, class);
+            let entry = &mut self.classes[usize::from(class)];
+            entry.forget_out(slab.out());
             slab.free += 1;
             slab.trimmed = false;
-            let entry = &mut self.classes[usize::from(class)];
             entry.stored += 1;
             if slab.free < slab.carved || self.share.is_some() {
                 entry.first_stored = entry.first_stored.min(index);
-                entry.least_out = entry.least_out.min(slab.out());
+                entry.note_out(slab.out());
                 continue;
             }
             entry.slabs -= 1;
@@ -432,7 +464,7 @@ impl Slabs {
             slab.class = UNUSED;
             slab.free = 0;
             slab.uncarved_resident = true;
-            self.stored.clear(index);
+            self.stored.clear(class, index);
             self.unused.push(index);
         }
     }
@@ -470,7 +502,7 @@ pub(super) mod tests {
     #[test]
     fn carving_yields_each_chunk_once_and_ends_at_the_cap() {
         let (arena, classes) = fixture();
-        let mut slabs = Slabs::new(&arena, Growth::Slab).unwrap();
+        let mut slabs = Slabs::new(&arena, classes.count(), Growth::Slab).unwrap();
         let mut spans = Vec::new();
         let mut out = [0; 62];
         for round in 0.. {
@@ -506,7 +538,7 @@ pub(super) mod tests {
     #[test]
     fn whole_slabs_become_unused_and_others_keep_their_class() {
         let (arena, classes) = fixture();
-        let mut slabs = Slabs::new(&arena, Growth::Slab).unwrap();
+        let mut slabs = Slabs::new(&arena, classes.count(), Growth::Slab).unwrap();
         let mut units = carve_all(&mut slabs, &arena, &classes, 0);
         // One chunk of the second slab is in use.
         let held = units
@@ -534,7 +566,7 @@ pub(super) mod tests {
     #[test]
     fn peak_is_due_once_per_as_many_batches_as_threads() {
         let (arena, classes) = fixture();
-        let mut slabs = Slabs::new(&arena, Growth::Slab).unwrap();
+        let mut slabs = Slabs::new(&arena, classes.count(), Growth::Slab).unwrap();
         slabs.set_threads(3);
         let mut due = || {
             let mut out = [0; 10];
@@ -550,7 +582,7 @@ pub(super) mod tests {
     #[test]
     fn carving_reports_whether_the_system_backed_a_slab() {
         let (arena, classes) = fixture();
-        let mut slabs = Slabs::new(&arena, Growth::Slab).unwrap();
+        let mut slabs = Slabs::new(&arena, classes.count(), Growth::Slab).unwrap();
         let mut out = [0; 1];
         let mut grown = || {
             let carved = slabs.carve(&arena, &classes, 1, &mut out);
@@ -559,11 +591,57 @@ pub(super) mod tests {
         assert_eq!([grown(), grown()], [true, false]);
     }
 
+    /// What is remembered of the slab that lacks fewest chunks is true whatever was carved and stored, and is found out
+    /// anew only if it is not known.
+    #[test]
+    fn the_least_that_a_slab_lacks_is_never_overrated() {
+        let (arena, classes) = fixture();
+        let mut slabs = Slabs::new(&arena, classes.count(), Growth::Slab).unwrap();
+        let mut held = [Vec::new(), Vec::new()];
+        let mut seed = 1_u64;
+        let mut random = |below: usize| {
+            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1);
+            (seed >> 33) as usize % below
+        };
+        let mut known = 0;
+        for _ in 0..if cfg!(miri) { 200 } else { 20_000 } {
+            let class = random(2);
+            let mut out = [0; 9];
+            if random(2) == 0 {
+                let room = &mut out[..=random(9)];
+                if let Ok(carved) = slabs.carve(&arena, &classes, class as u8, room) {
+                    held[class].extend(&out[..carved.chunks]);
+                }
+            } else if !held[class].is_empty() {
+                let unit = held[class].swap_remove(random(held[class].len()));
+                slabs.store(&arena, class as u8, &[unit]);
+            }
+            for class in 0..2 {
+                let of_class = slabs.table.iter().filter(|slab| slab.class == class);
+                let least = of_class.clone().map(Slab::out).min().unwrap_or(u32::MAX);
+                let with_least = of_class.filter(|slab| slab.out() == least).count();
+                let entry = slabs.class(class);
+                assert!(entry.least_out <= least);
+                if entry.slabs_with_least > 0 {
+                    known += 1;
+                    assert_eq!(entry.least_out, least);
+                    assert!(entry.slabs_with_least as usize <= with_least);
+                }
+            }
+            let per_slab = classes.geometry(class as u8).chunks_per_slab;
+            let free = random(per_slab as usize) as u32;
+            let could = slabs.could_be_whole(class as u8, free.into());
+            let of_class = slabs.table.iter().filter(|slab| slab.class == class as u8);
+            assert_eq!(could, of_class.map(Slab::out).any(|out| out <= free));
+        }
+        assert!(known > if cfg!(miri) { 0 } else { 4000 }, "{known}");
+    }
+
     /// Chunks stored in several slabs come out at once, and the counts say so.
     #[test]
     fn one_carve_takes_stored_chunks_of_several_slabs() {
         let (arena, classes) = fixture();
-        let mut slabs = Slabs::new(&arena, Growth::Slab).unwrap();
+        let mut slabs = Slabs::new(&arena, classes.count(), Growth::Slab).unwrap();
         let units = carve_all(&mut slabs, &arena, &classes, 1);
         let per_slab = classes.geometry(1).chunks_per_slab as usize;
         // Two of the first slab, three of the second, one of the fourth.

@@ -252,7 +252,7 @@ mod tests {
     #[test]
     fn trim_stops_at_its_target_and_trimmed_slabs_come_back() {
         let (arena, classes) = fixture();
-        let mut slabs = Slabs::new(&arena, Growth::Slab).unwrap();
+        let mut slabs = Slabs::new(&arena, classes.count(), Growth::Slab).unwrap();
         let units = carve_all(&mut slabs, &arena, &classes, 0);
         slabs.store(&arena, 0, &units);
         assert_eq!(trim(&mut slabs, &arena, &classes, 64 << 10), 192 << 10);
@@ -267,7 +267,7 @@ mod tests {
     #[test]
     fn stored_pages_are_released_once() {
         let (arena, classes) = fixture();
-        let mut slabs = Slabs::new(&arena, Growth::Slab).unwrap();
+        let mut slabs = Slabs::new(&arena, classes.count(), Growth::Slab).unwrap();
         let units = carve_all(&mut slabs, &arena, &classes, 1);
         let per_slab = classes.geometry(1).chunks_per_slab as usize;
         // All but the first chunk of each slab.
@@ -309,7 +309,7 @@ mod tests {
             // Of three chunks, which end in the second page, the last `stored` are free.
             for (stored, pages) in [(0, 14), (1, 15)] {
                 let (arena, classes) = fixture();
-                let mut slabs = Slabs::new(&arena, Growth::Slab).unwrap();
+                let mut slabs = Slabs::new(&arena, classes.count(), Growth::Slab).unwrap();
                 before(&mut slabs, &arena, &classes);
                 let mut out = [0; 3];
                 slabs.carve(&arena, &classes, 1, &mut out).unwrap();
@@ -336,7 +336,7 @@ mod tests {
         let list = SizeClasses::explicit(&[65536]).unwrap();
         let classes = ClassTable::new(list, CAP);
         let arena = Arena::reserve(CAP, classes.slab_bytes()).unwrap();
-        let mut slabs = Slabs::new(&arena, Growth::Slab).unwrap();
+        let mut slabs = Slabs::new(&arena, classes.count(), Growth::Slab).unwrap();
         let units = carve_all(&mut slabs, &arena, &classes, 0);
         assert_eq!(units.len(), CAP / 65536);
         slabs.store(&arena, 0, &units);
