@@ -114,6 +114,24 @@ impl SizeHistogram {
         counts.fold(0, u64::saturating_add)
     }
 
+    /// Returns the sizes that were requested, in ascending order, each with how often: to print them, or to save them and
+    /// [`record`](Self::record) them again. A size is a multiple of [`CHUNK_ALIGN`], to which the requests were rounded
+    /// up.
+    ///
+    /// ```
+    /// # use slab_core::SizeHistogram;
+    /// let mut seen = SizeHistogram::new();
+    /// seen.record(1350, 2);
+    /// seen.record(60, 5);
+    /// seen.record(1400, 1);
+    /// assert!(seen.iter().eq([(64, 5), (1408, 3)]));
+    /// ```
+    pub fn iter(&self) -> impl Iterator<Item = (usize, u64)> {
+        let size = |units: u32| units as usize * CHUNK_ALIGN;
+        let sizes = self.sizes.iter();
+        sizes.map(move |(&units, requests)| (size(units), requests.count))
+    }
+
     /// Returns how many requests were above [`MAX_CHUNK_BYTES`].
     #[must_use]
     pub fn too_large(&self) -> u64 {

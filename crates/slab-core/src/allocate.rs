@@ -55,6 +55,20 @@ enum CarveSize {
 impl Inner {
     /// Allocation when the magazine had nothing or could not be entered; returns the chunk's unit.
     pub(crate) fn alloc_slow(&self, class: u8, request: Request) -> Result<u32, AllocError> {
+        let found = self.find_for_magazine(class);
+        self.record_outcome(class, found, request)
+            .map(|found| found.unit)
+    }
+
+    /// As [`alloc_slow`](Self::alloc_slow), for a caller that has a chunk already: that there are no more is no refusal,
+    /// of which the operator has to hear.
+    pub(crate) fn alloc_slow_if_any(&self, class: u8, request: Request) -> Option<u32> {
+        let found = self.find_for_magazine(class).ok()?;
+        self.handed_out(class, found.unit, request);
+        Some(found.unit)
+    }
+
+    fn find_for_magazine(&self, class: u8) -> Result<Found, AllocError> {
         // Mostly it was empty, and a batch of the depot fills it. As that happens for every batch, it
         // must not cost a look into the thread's list of caches.
         let quick = || {
@@ -63,15 +77,13 @@ impl Inner {
                 self.alloc_from_depot(magazine, class)
             })
         };
-        let found = match self.has_magazines().then(quick).flatten() {
+        match self.has_magazines().then(quick).flatten() {
             Some(unit) => {
                 self.end_exhaustion(class, unit);
                 Ok(Found::used(unit))
             }
             None => self.find_free_chunk(self.attach().as_deref(), class, CarveSize::Batch),
-        };
-        self.record_outcome(class, found, request)
-            .map(|found| found.unit)
+        }
     }
 
     /// As [`alloc_slow`](Self::alloc_slow), for a caller that wants zeros and has to zero a used chunk. A

@@ -65,7 +65,8 @@ impl ChunkBatch {
     pub const MAX: usize = 64;
 
     /// Fills the batch up to `count` chunks, or to [`MAX`](Self::MAX) if that is less, in one step;
-    /// returns how many it holds now. If the pool has no more, these are fewer than `count`, but not none.
+    /// returns how many it holds now. If the pool has no more, these are fewer than `count`, but not none; that is not
+    /// counted as [refused](crate::ClassStats::exhausted).
     ///
     /// # Errors
     /// As [`SlabPool::try_alloc`], if the batch is empty and the pool has not even one chunk.
@@ -99,12 +100,13 @@ impl ChunkBatch {
     #[inline(never)]
     fn fill_slow(&mut self, count: usize, request: Request) -> Result<(), AllocError> {
         while self.len() < count {
+            let (pool, class) = (self.pool.inner(), self.place.class());
             let unit = match self.pool.try_alloc_cached(self.place) {
                 Some(chunk) => ManuallyDrop::new(chunk).unit(),
-                None => match self.pool.inner().alloc_slow(self.place.class(), request) {
-                    Ok(unit) => unit,
-                    Err(error) if self.is_empty() => return Err(error),
-                    Err(_) => return Ok(()),
+                None if self.is_empty() => pool.alloc_slow(class, request)?,
+                None => match pool.alloc_slow_if_any(class, request) {
+                    Some(unit) => unit,
+                    None => return Ok(()),
                 },
             };
             self.units.push(unit);

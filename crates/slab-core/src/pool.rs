@@ -47,7 +47,7 @@ use core::ptr::NonNull;
 /// let several share a pool.
 ///
 /// A pool that finds no row for its classes, and one without magazines, takes one number for all of them, of 512
-/// others. So 512 pools are always possible, and never more than 1023 (without the feature `std` 127): another is refused
+/// others. So 512 pools are always possible, and never more than 1023; without the feature `std` it is 127. Another is refused
 /// as [`ConfigError::TooManyPools`](crate::ConfigError::TooManyPools).
 ///
 /// # Fork
@@ -211,6 +211,34 @@ impl SlabPool {
         Ok(chunk)
     }
 
+    /// Allocates as [`try_alloc`](Self::try_alloc) does, for a caller that can do without: `None` is not counted as
+    /// [refused](crate::ClassStats::exhausted), nor logged, and alarms nobody.
+    ///
+    /// ```
+    /// # use slab_core::SlabPool;
+    /// let pool = SlabPool::builder().max_memory(256 << 10).build()?;
+    /// let mut buffers = vec![pool.try_alloc(65536)?];
+    /// while buffers.len() < 32
+    ///     && let Some(one_more) = pool.try_alloc_spare(65536)
+    /// {
+    ///     buffers.push(one_more);
+    /// }
+    /// assert_eq!(buffers.len(), 4);
+    /// assert!(pool.stats().classes().iter().all(|class| class.exhausted == 0));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
+    #[must_use]
+    pub fn try_alloc_spare(&self, len: usize) -> Option<Chunk> {
+        let inner = self.inner();
+        let place = inner.classes.place_for(len)?;
+        self.try_alloc_cached(place).or_else(|| {
+            let unit = inner.alloc_slow_if_any(place.class(), Request::new(len))?;
+            // SAFETY: as in `try_alloc_cached`.
+            Some(unsafe { Chunk::from_id(ChunkId::new(place, unit)) })
+        })
+    }
+
     #[inline(always)]
     pub(crate) fn place_for(&self, len: usize) -> Result<Place, AllocError> {
         let inner = self.inner();
@@ -352,7 +380,8 @@ impl SlabPool {
         self.inner().flush_current();
     }
 
-    /// Gives free memory back to the system; returns how many bytes.
+    /// Gives free memory back to the system; returns how many bytes, of what was committed: parts that nobody ever touched
+    /// took no memory, but count. [`resident_bytes`](Self::resident_bytes), before and after, tells what it gained.
     ///
     /// This covers slabs in which no chunk is in use and, in the other slabs, the whole pages that lie
     /// among free chunks, or from which no chunk was carved since the slab changed its size class or was

@@ -1,6 +1,6 @@
 //! Batches of chunks, and chunks as pointers.
 
-use slab_core::{AllocError, Chunk, ChunkBatch, SizeClasses, SlabPool};
+use slab_core::{AllocError, Chunk, ChunkBatch, Mode, SizeClasses, SlabPool};
 use std::collections::HashSet;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -58,6 +58,11 @@ fn fill_stops_at_max_and_at_what_the_pool_has_left() {
     let total: usize = all.iter().map(ChunkBatch::len).sum();
     assert_eq!(total as u64, pool.stats().classes()[1].committed_chunks);
     assert_ne!(all.last().unwrap().len(), 60, "the last got the rest");
+    assert_eq!(
+        pool.stats().classes()[1].exhausted,
+        1,
+        "that got the rest was served"
+    );
     let too_large = pool.chunk_batch(1025).unwrap_err();
     assert!(matches!(too_large, AllocError::TooLarge { .. }));
 }
@@ -163,4 +168,28 @@ fn panicking_waker_leaks_no_chunk_of_a_batch() {
     catch_unwind(AssertUnwindSafe(|| drop(batch))).unwrap_err();
     drop(waits);
     assert_eq!(pool.stats().in_use(), 0);
+}
+
+/// In every mode: who can do without is told, and nobody else is.
+#[test]
+fn a_spare_chunk_that_there_is_not_is_no_refusal() {
+    for mode in [
+        Mode::ThreadCached,
+        Mode::DepotOnly,
+        Mode::Ring,
+        Mode::Locked,
+    ] {
+        let classes = SizeClasses::explicit(&[16384]).unwrap();
+        let pool = SlabPool::builder().size_classes(classes).mode(mode);
+        let pool = pool.max_memory(64 << 10).build().unwrap();
+        let all: Vec<_> = std::iter::from_fn(|| pool.try_alloc_spare(10_000)).collect();
+        assert_eq!(all.len(), 4);
+        assert!(all.iter().all(|chunk| chunk.capacity() == 16384));
+        assert!(pool.try_alloc_spare(16385).is_none());
+        let stats = pool.stats();
+        assert_eq!((stats.classes()[0].exhausted, stats.too_large), (0, 0));
+        assert_eq!((stats.in_use(), stats.classes()[0].allocs), (4, 4));
+        assert!(pool.try_alloc(1).is_err());
+        assert_eq!(pool.stats().classes()[0].exhausted, 1);
+    }
 }

@@ -1,7 +1,7 @@
 //! Slabs in a `static`, and [`GlobalBox`], whose type identifies its slab.
 
 use super::owner::as_its_value;
-use super::{Slab, SlabBox, unit_at};
+use super::{Slab, SlabBox, SlabBuilder, unit_at};
 use crate::error::ConfigError;
 use core::fmt;
 use core::mem::ManuallyDrop;
@@ -27,6 +27,7 @@ pub struct StaticSlab<T, Tag = ()> {
     opening: Mutex<()>,
     name: &'static str,
     max_objects: usize,
+    configure: fn(SlabBuilder<T, Tag>) -> SlabBuilder<T, Tag>,
 }
 
 impl<T, Tag> StaticSlab<T, Tag> {
@@ -38,7 +39,28 @@ impl<T, Tag> StaticSlab<T, Tag> {
             opening: Mutex::new(()),
             name,
             max_objects,
+            configure: |builder| builder,
         }
+    }
+
+    /// Sets further options, which are applied when the slab is opened.
+    ///
+    /// ```
+    /// use slab_core::StaticSlab;
+    ///
+    /// static KEYS: StaticSlab<[u8; 32]> = StaticSlab::new("keys", 1000)
+    ///     .configure(|builder| builder.pool(|pool| pool.zero_on_free(true)));
+    ///
+    /// assert!(KEYS.get()?.pool().zeroes_on_free());
+    /// # Ok::<(), slab_core::ConfigError>(())
+    /// ```
+    #[must_use]
+    pub const fn configure(
+        mut self,
+        configure: fn(SlabBuilder<T, Tag>) -> SlabBuilder<T, Tag>,
+    ) -> Self {
+        self.configure = configure;
+        self
     }
 
     /// Returns the slab; the first call opens it, and calls of other threads wait until it has.
@@ -60,10 +82,10 @@ impl<T, Tag> StaticSlab<T, Tag> {
         if let Some(slab) = self.slab.get() {
             return Ok(slab);
         }
-        let slab = Slab::builder()
+        let builder = Slab::builder()
             .name(self.name)
-            .max_objects(self.max_objects)
-            .build()?;
+            .max_objects(self.max_objects);
+        let slab = (self.configure)(builder).build()?;
         Ok(self.slab.get_or_init(|| slab))
     }
 }

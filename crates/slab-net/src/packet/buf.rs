@@ -18,7 +18,8 @@ use std::sync::Arc;
 /// It has the methods of `BytesMut`, with the same meaning and the same panics, so that
 /// `use slab_net::PacketBuf as BytesMut` compiles and behaves the same. The differences:
 ///
-/// - Capacities are those of the pool's size classes, so often larger than requested.
+/// - Capacities are those of the pool's size classes, so often larger than requested: code that fills a buffer up to its
+///   capacity, and takes that for the length it asked for, has to say the length.
 /// - A buffer holds at most `u32::MAX` bytes.
 /// - Constructors that take no pool use the [process-wide one](PacketPool::default_pool). If the pool
 ///   cannot serve a request, methods that return no error follow [its

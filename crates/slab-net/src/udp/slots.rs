@@ -42,15 +42,17 @@ impl Slots {
         // waiter for memory, and a waker may panic.
         self.close_gaps();
         while self.filled < want {
-            match pool.try_alloc(self.buffer_bytes) {
-                Ok(mut chunk) => {
-                    Buffer::prepare(bytes_mut(&mut chunk, self.buffer_bytes));
-                    self.chunks[self.filled] = Some(chunk);
-                    self.filled += 1;
+            let mut chunk = if self.filled == 0 {
+                pool.try_alloc(self.buffer_bytes)?
+            } else {
+                match pool.try_alloc_spare(self.buffer_bytes) {
+                    Some(chunk) => chunk,
+                    None => break,
                 }
-                Err(error) if self.filled == 0 => return Err(error),
-                Err(_) => break,
-            }
+            };
+            Buffer::prepare(bytes_mut(&mut chunk, self.buffer_bytes));
+            self.chunks[self.filled] = Some(chunk);
+            self.filled += 1;
         }
         Ok(self.filled)
     }
@@ -164,7 +166,19 @@ mod tests {
         ));
         let mut held = held.into_iter();
         drop((held.next(), held.next()));
-        assert_eq!(slots.fill(&pool, 8), Ok(2));
-        assert_eq!(buffer_lens(&mut slots), [65536; 2]);
+        let refused = || {
+            pool.stats()
+                .classes()
+                .iter()
+                .map(|class| class.exhausted)
+                .sum::<u64>()
+        };
+        let before = refused();
+        for _ in 0..3 {
+            assert_eq!(slots.fill(&pool, 8), Ok(2));
+            assert_eq!(buffer_lens(&mut slots), [65536; 2]);
+            drop(slots.take(0));
+        }
+        assert_eq!(refused(), before, "two are enough to go on with");
     }
 }
