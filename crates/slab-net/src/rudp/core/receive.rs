@@ -97,6 +97,8 @@ pub(super) struct BatchBuffer {
     pub(super) transient: bool,
     /// Did the pool have no chunk for a copy? Asking an exhausted pool takes time.
     pool_exhausted: bool,
+    /// Was a segment beyond the window, although copying others was to make room for it? To try that looks through the ring.
+    window_is_full: bool,
     /// The index of the buffer, and its memory.
     open: Option<(u32, (usize, usize))>,
 }
@@ -379,9 +381,12 @@ impl ReceiveQueue {
             return Inserted::BeyondWindow;
         }
         if ahead as u32 >= self.limit() {
-            self.copy_out_of_buffers(pool);
-            batch.open = None;
+            if !batch.window_is_full {
+                self.copy_out_of_buffers(pool);
+                batch.open = None;
+            }
             if ahead as u32 >= self.limit() {
+                batch.window_is_full = true;
                 return Inserted::BeyondWindow;
             }
         }

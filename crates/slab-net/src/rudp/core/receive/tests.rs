@@ -508,6 +508,35 @@ fn copying_out_of_buffers_in_part_promises_no_more_than_is_reserved() {
     assert_eq!(budget.reserved(), reserved);
 }
 
+/// A peer may send many segments beyond the window in one datagram.
+#[test]
+fn a_full_window_is_searched_for_room_once_a_batch() {
+    let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+    let (mut queue, _budget) = queue(32, 32);
+    let buffer = pool.try_copy_from_slice(&[7; 8192]).unwrap();
+    let mut batch = BatchBuffer::default();
+    let insert = |queue: &mut ReceiveQueue, sn: u32, batch: &mut BatchBuffer| {
+        let packet = buffer.slice(sn as usize * 100..sn as usize * 100 + 50);
+        let (place, frg) = ((sn, edge(queue)), 50 - sn as u8);
+        queue.insert(place, Time::ZERO, frg, packet, &pool, batch)
+    };
+    for sn in 0..20 {
+        assert_eq!(insert(&mut queue, sn, &mut batch), Inserted::InOrder);
+    }
+    for _ in 0..5 {
+        queue.pop();
+    }
+    let held: Vec<_> = std::iter::from_fn(|| pool.try_alloc(50).ok()).collect();
+    let mut batch = BatchBuffer::default();
+    assert_eq!(insert(&mut queue, 32, &mut batch), Inserted::BeyondWindow);
+    drop(held);
+    assert_eq!(insert(&mut queue, 32, &mut batch), Inserted::BeyondWindow);
+    assert_eq!(queue.copied, 0, "there is memory, but only the next looks");
+    let mut batch = BatchBuffer::default();
+    assert_eq!(insert(&mut queue, 32, &mut batch), Inserted::OutOfOrder);
+    assert_eq!(queue.copied, 15);
+}
+
 /// The rest of a batch begins another.
 #[test]
 fn a_buffer_that_was_copied_out_of_takes_no_more_segments() {
