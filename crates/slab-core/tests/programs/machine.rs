@@ -413,8 +413,8 @@ impl<'s, 'p: 's> Machine<'s, 'p> {
                     self.model.enter(at, class, bytes);
                 }
                 assert!(batch.len() == count.min(ChunkBatch::MAX) || !batch.is_empty());
+                // No refusal, but there is as little left.
                 if batch.len() < count.min(ChunkBatch::MAX) {
-                    self.model.count_refusal(class);
                     self.check_refusal(class);
                 }
                 self.held.push(Held::Batch(batch));
