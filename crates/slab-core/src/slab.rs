@@ -405,6 +405,11 @@ impl Slabs {
             entry.forget_out(slab.out());
             self.kept_empty -= usize::from(slab.is_kept_empty());
             let chunks = self.stored.take(index, &mut out[taken..]);
+            // Or this would go on for ever.
+            assert!(
+                chunks > 0,
+                "no chunk is where one is stored: one was freed twice"
+            );
             taken += chunks;
             slab.free -= chunks as u32;
             entry.stored -= chunks as u64;
