@@ -642,6 +642,25 @@ pub(super) mod tests {
         assert!(known > if cfg!(miri) { 0 } else { 4000 }, "{known}");
     }
 
+    /// Or a pool in which many slabs are as full would look through all of them each time one gives out a chunk.
+    #[test]
+    fn the_least_stays_known_while_a_slab_has_it() {
+        let (arena, classes) = fixture();
+        let mut slabs = Slabs::new(&arena, classes.count(), Growth::Slab).unwrap();
+        let units = carve_all(&mut slabs, &arena, &classes, 1);
+        let per_slab = classes.geometry(1).chunks_per_slab as usize;
+        // Two chunks each of three slabs.
+        for of_slab in units.chunks(per_slab).take(3) {
+            slabs.store(&arena, 1, &of_slab[..2]);
+        }
+        let least = per_slab as u32 - 2;
+        for left in [3, 2, 2, 1, 1, 0] {
+            let entry = slabs.class(1);
+            assert_eq!((entry.least_out, entry.slabs_with_least), (least, left));
+            slabs.carve(&arena, &classes, 1, &mut [0]).unwrap();
+        }
+    }
+
     /// Chunks stored in several slabs come out at once, and the counts say so.
     #[test]
     fn one_carve_takes_stored_chunks_of_several_slabs() {
