@@ -116,7 +116,8 @@ impl SizeHistogram {
 
     /// Returns the sizes that were requested, in ascending order, each with how often: to print them, or to save them and
     /// [`record`](Self::record) them again. A size is a multiple of [`CHUNK_ALIGN`], to which the requests were rounded
-    /// up.
+    /// up: [`waste`](Self::waste) of such a copy is too low, the list that it advises is as good. Those that were [too
+    /// large](Self::too_large) are not among them.
     ///
     /// ```
     /// # use slab_core::SizeHistogram;

@@ -65,8 +65,8 @@ impl ChunkBatch {
     pub const MAX: usize = 64;
 
     /// Fills the batch up to `count` chunks, or to [`MAX`](Self::MAX) if that is less, in one step;
-    /// returns how many it holds now. If the pool has no more, these are fewer than `count`, but not none; that is not
-    /// counted as [refused](crate::ClassStats::exhausted).
+    /// returns how many it holds now. If the pool has no more, these are fewer than `count`, but not none; at the cap that
+    /// is not counted as [refused](crate::ClassStats::exhausted).
     ///
     /// # Errors
     /// As [`SlabPool::try_alloc`], if the batch is empty and the pool has not even one chunk.

@@ -47,8 +47,8 @@ use core::ptr::NonNull;
 /// let several share a pool.
 ///
 /// A pool that finds no row for its classes, and one without magazines, takes one number for all of them, of 512
-/// others. So 512 pools are always possible, and never more than 1023; without the feature `std` it is 127. Another is refused
-/// as [`ConfigError::TooManyPools`](crate::ConfigError::TooManyPools).
+/// others. So 512 pools are always possible, and never more than 1023. (Without the feature `std` there are 127 numbers in all,
+/// one a pool.) Another is refused as [`ConfigError::TooManyPools`](crate::ConfigError::TooManyPools).
 ///
 /// # Fork
 /// On Linux, with the feature `std`, the child of a `fork` may use the pools that it inherits, whatever
@@ -211,8 +211,9 @@ impl SlabPool {
         Ok(chunk)
     }
 
-    /// Allocates as [`try_alloc`](Self::try_alloc) does, for a caller that can do without: `None` is not counted as
-    /// [refused](crate::ClassStats::exhausted), nor logged, and alarms nobody.
+    /// Allocates as [`try_alloc`](Self::try_alloc) does, for a caller that can do without: at the cap, `None` is neither
+    /// counted as [refused](crate::ClassStats::exhausted) nor logged. That the system refuses memory below the cap is, as
+    /// ever.
     ///
     /// ```
     /// # use slab_core::SlabPool;
@@ -380,8 +381,8 @@ impl SlabPool {
         self.inner().flush_current();
     }
 
-    /// Gives free memory back to the system; returns how many bytes, of what was committed: parts that nobody ever touched
-    /// took no memory, but count. [`resident_bytes`](Self::resident_bytes), before and after, tells what it gained.
+    /// Gives free memory back to the system; returns how many bytes, of what was committed: free slabs and chunks that nobody
+    /// ever touched took no memory, but count. [`resident_bytes`](Self::resident_bytes), before and after, tells what it gained.
     ///
     /// This covers slabs in which no chunk is in use and, in the other slabs, the whole pages that lie
     /// among free chunks, or from which no chunk was carved since the slab changed its size class or was

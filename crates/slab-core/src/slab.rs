@@ -5,8 +5,8 @@
 //! of this happens under one mutex, far from the fast path: a thread comes here once per batch of
 //! *new* chunks, never for chunks that were used before.
 //!
-//! Free chunks that a sweep has collected come back here, as bits of a map (`stored`). A slab whose free bits number all its carved chunks serves nobody and becomes
-//! unused. Because what was stored stays stored, a sweep costs time only for the chunks freed
+//! Free chunks that a sweep has collected come back here, as bits of a map (`stored`). A slab whose free
+//! bits number all its carved chunks serves nobody and becomes unused. Because what was stored stays stored, a sweep costs time only for the chunks freed
 //! since the last one. How memory goes back to the system is told in `trim`.
 //!
 //! Invariants, for every class `c`, whenever the mutex is free:

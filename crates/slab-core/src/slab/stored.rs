@@ -96,10 +96,11 @@ impl StoredMap {
 
     /// Removes all chunks of the slab.
     pub(super) fn clear(&mut self, class: u8, slab: u32) {
-        for at in self.span(slab) {
-            self.bits[at] = 0;
-            unset(&mut self.words, at);
+        let span = self.span(slab);
+        for above in span.start / WORD_BITS..=(span.end - 1) / WORD_BITS {
+            self.words[above] &= !mask(above, &span);
         }
+        self.bits[span].fill(0);
         self.note_empty(class, slab);
     }
 

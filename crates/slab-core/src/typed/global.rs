@@ -43,7 +43,8 @@ impl<T, Tag> StaticSlab<T, Tag> {
         }
     }
 
-    /// Sets further options, which are applied when the slab is opened.
+    /// Sets further options, which are applied when the slab is opened: in place of those of an earlier call. `configure`
+    /// must not use the slab itself, which waits for it.
     ///
     /// ```
     /// use slab_core::StaticSlab;

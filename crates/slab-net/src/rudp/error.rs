@@ -247,7 +247,8 @@ pub enum TryRecvError {
         /// The length of the message.
         bytes: usize,
     },
-    /// All was received: the peer has closed the session, or [finished](super::Connection::finish); or it was closed here.
+    /// The peer sends no more, because it has closed the session or [finished](super::Connection::finish), or it was closed
+    /// here; and all messages were read. (For [datagrams](super::Connection::try_recv_datagram), see there.)
     End,
     /// The session has ended for this reason, before all had come.
     Closed(CloseReason),

@@ -78,10 +78,14 @@ impl Uring {
     /// Returns whether it has any, and a request to use them for.
     fn top_up(&mut self, reader: &Reader) -> io::Result<bool> {
         while self.ring.lent() < reader.max_slots() {
-            match reader.pool().try_alloc(self.ring.buffer_bytes()) {
-                Ok(chunk) => self.ring.lend(chunk),
-                Err(_) => break,
-            }
+            let (pool, bytes) = (reader.pool(), self.ring.buffer_bytes());
+            // Only that there is not even one counts as refused.
+            let chunk = match self.ring.lent() {
+                0 => pool.try_alloc(bytes).ok(),
+                _ => pool.try_alloc_spare(bytes),
+            };
+            let Some(chunk) = chunk else { break };
+            self.ring.lend(chunk);
         }
         Ok(self.ring.arm()? && self.ring.lent() > 0)
     }

@@ -232,3 +232,47 @@ async fn connection_refused_wakes_who_receives_without_memory() {
         assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
     }
 }
+
+/// A receiver that has one buffer makes do.
+#[tokio::test]
+async fn buffers_beyond_the_first_are_no_refusals() {
+    let pool = pool(4);
+    let held = exhaust(&pool);
+    // Room for a few; all of them are lent.
+    let largest = *pool.slab().size_classes().sizes().last().unwrap();
+    let mut largest_left = held
+        .iter()
+        .filter(|chunk| chunk.capacity() == largest)
+        .count();
+    let held: Vec<_> = held
+        .into_iter()
+        .filter(|chunk| {
+            let free = chunk.capacity() == largest && largest_left <= 4;
+            largest_left -= usize::from(chunk.capacity() == largest);
+            !free
+        })
+        .collect();
+    let refused = || {
+        let stats = pool.slab().stats();
+        stats
+            .classes()
+            .iter()
+            .map(|class| class.exhausted)
+            .sum::<u64>()
+    };
+    let before = refused();
+    let Some(mut receiver) = bind(&pool, Coalescing::On) else {
+        return;
+    };
+    let full = vec![5; 40_000];
+    for _ in 0..10 {
+        let transmit = Transmit::new(&full, receiver.local_addr());
+        receiver.sender().send(&transmit).await.unwrap();
+        assert_eq!(receiver.recv_batch().await.unwrap().contents(), full);
+    }
+    assert_eq!(
+        (refused(), receiver.monitor().stats().dropped_no_memory),
+        (before, 0)
+    );
+    drop(held);
+}

@@ -198,8 +198,9 @@ impl Connection {
     /// Takes the next datagram. Never waits.
     ///
     /// # Errors
-    /// Says whether there will be more: [`Empty`](TryRecvError::Empty) if so, otherwise [`End`](TryRecvError::End) or
-    /// [`Closed`](TryRecvError::Closed).
+    /// [`Empty`](TryRecvError::Empty) if the peer may send more; [`End`](TryRecvError::End) or
+    /// [`Closed`](TryRecvError::Closed) if not. Messages may still be unread then, and a datagram that was overtaken on its
+    /// way may still come.
     pub fn try_recv_datagram(&self) -> Result<Packet, TryRecvError> {
         let link = self.link();
         let mut inner = link.lock();

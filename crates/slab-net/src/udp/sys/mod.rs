@@ -2,7 +2,7 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `linux` | recvmmsg, sendmmsg: with `options` the system calls of this crate, and their `unsafe` |
+//! | `linux` | recvmmsg, sendmmsg: with `options` and `uring` the system calls of this crate, and their `unsafe` |
 //! | `options` | options of a socket, the kernel's count of drops |
 //! | `errno` | which errors mean what |
 //! | `uring` | io_uring (feature `io-uring`) |
