@@ -61,8 +61,7 @@ pub struct ClassStats {
     /// [`Mode::Ring`](crate::Mode::Ring) none leaves.
     pub slab_trims: u64,
     /// Allocations refused because the pool was at its cap; with them, collections that were to shrink and kept their
-    /// larger chunk for that reason, and receivers (`slab-net`) that had no smaller chunk to copy a datagram to. Not those
-    /// of callers that could [do without](crate::SlabPool::try_alloc_spare).
+    /// larger chunk for that reason. Not those of callers that could [do without](crate::SlabPool::try_alloc_spare).
     pub exhausted: u64,
     /// Allocations that waited because the pool was at its cap.
     pub waits: u64,

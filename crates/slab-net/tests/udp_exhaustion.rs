@@ -326,7 +326,7 @@ async fn a_subscriber_that_panics_at_a_truncated_datagram_costs_no_other() {
     assert_eq!(stats.received_bytes, 80 + 81 + 99 + 100 + 98);
 }
 
-/// It is told that there is no memory for the copy of a short datagram.
+/// It is told of the slab that is taken for the copy of a short datagram.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn a_subscriber_that_panics_at_a_copy_leaves_none_uncounted() {
@@ -338,12 +338,10 @@ async fn a_subscriber_that_panics_at_a_copy_leaves_none_uncounted() {
     let builder = UdpReceiver::builder(&pool).coalescing(Coalescing::Off { max_datagram: 1500 });
     let mut receiver = builder.bind(ANY).unwrap();
     let (sender, monitor, to) = (receiver.sender(), receiver.monitor(), receiver.local_addr());
-    // All but a few buffers: no slab is left for the other class.
-    let mut held: Vec<_> = std::iter::from_fn(|| pool.slab().try_alloc(2048).ok()).collect();
-    held.truncate(held.len() - 4);
     let panicked = AtomicBool::new(false);
-    let _watching = udp_common::warnings::on_warning(move |_| {
-        let again = panicked.swap(true, Ordering::Relaxed);
+    let _watching = udp_common::warnings::on_event(tracing::Level::DEBUG, move |event| {
+        let chunk = udp_common::warnings::field(event, "chunk_bytes");
+        let again = chunk.as_deref() != Some("128") || panicked.swap(true, Ordering::Relaxed);
         assert!(again, "a subscriber panics");
     });
     for len in [1400, 10, 11, 12] {
@@ -352,7 +350,7 @@ async fn a_subscriber_that_panics_at_a_copy_leaves_none_uncounted() {
     }
     // Reads the first two.
     let read = catch_unwind(AssertUnwindSafe(|| receiver.try_recv_batch()));
-    assert!(read.is_err(), "the copy was refused");
+    assert!(read.is_err(), "at the copy's slab");
     for len in [1400, 11, 12] {
         let batch = receiver.try_recv_batch().unwrap().expect("it was read");
         assert_eq!(batch.contents().len(), len);
@@ -361,13 +359,46 @@ async fn a_subscriber_that_panics_at_a_copy_leaves_none_uncounted() {
         assert_eq!((stats.received_datagrams, stats.dropped()), (read, 1));
         assert_eq!(
             (stats.receive_calls, stats.received_chunk_bytes),
-            (read / 2, (read - 1) * 2048)
+            (read / 2, 2048 + (read - 2) * 128)
         );
         assert_eq!(
             (stats.dropped_no_memory, stats.dropped_no_memory_bytes),
             (1, 10)
         );
     }
+}
+
+/// Short datagrams are copied to smaller chunks to save memory; where none is free, they stay where they are.
+#[tokio::test]
+async fn a_copy_that_saves_memory_is_no_refusal() {
+    let classes = SizeClasses::explicit(&[128, 2048]).unwrap();
+    let builder = PacketPool::builder().size_classes(classes);
+    let pool = builder.max_memory(1 << 20).build().unwrap();
+    // All but a few buffers: no slab is left for the other class.
+    let mut held: Vec<_> = std::iter::from_fn(|| pool.slab().try_alloc(2048).ok()).collect();
+    held.truncate(held.len() - 8);
+    let refused = || {
+        let stats = pool.slab().stats();
+        let classes = stats.classes().iter();
+        classes.map(|class| class.exhausted).collect::<Vec<_>>()
+    };
+    assert_eq!(refused(), [0, 1], "for the buffer that ended the list");
+    let builder = UdpReceiver::builder(&pool).coalescing(Coalescing::Off { max_datagram: 1500 });
+    let mut receiver = builder.bind(ANY).unwrap();
+    for _ in 0..10 {
+        let short = Transmit::new(b"short", receiver.local_addr());
+        receiver.sender().send(&short).await.unwrap();
+        let batch = receiver.recv_batch().await.unwrap();
+        assert_eq!(
+            (batch.contents(), batch.chunk_bytes()),
+            (&b"short"[..], 2048)
+        );
+    }
+    assert_eq!(refused(), [0, 1]);
+    drop(held);
+    let short = Transmit::new(b"short", receiver.local_addr());
+    receiver.sender().send(&short).await.unwrap();
+    assert_eq!(receiver.recv_batch().await.unwrap().chunk_bytes(), 128);
 }
 
 /// Nobody else has a handle to the packet pool.

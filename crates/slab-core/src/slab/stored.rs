@@ -1,9 +1,9 @@
 //! The map of stored chunks: a bit for each 64 bytes of arena, set where a free chunk begins that its slab has
 //! back.
 //!
-//! Chunks come out in order of address, under the pool's lock, and while somebody waits each chunk that is freed goes in
-//! and each that is allocated comes out. So a search must not look at all that is empty, or another class's: above the
-//! map lies one with a bit a word, and each class has one with a bit a slab.
+//! Chunks come out in order of address, under the pool's lock, and while somebody waits each chunk that is
+//! freed goes in and each that is allocated comes out. So a search must not look at all that is empty, or
+//! another class's: above the map lies one with a bit a word, and each class has one with a bit a slab.
 
 use crate::arena::Arena;
 use crate::sync::Table;

@@ -261,7 +261,7 @@ impl Reader {
 }
 
 /// What was read and counted, while batches are made of it. If that panics, what is left counts as dropped for want of
-/// memory: a subscriber panics that is told of the copy's refusal, or a waker that is called for a chunk.
+/// memory: a subscriber panics that is told of a slab for a copy, or a waker that is called for a chunk.
 pub(super) struct Making<'a> {
     counters: &'a ReceiveCounters,
     pub(super) left: &'a [Received],
@@ -322,7 +322,7 @@ pub(super) fn smaller_copy(slab: &SlabPool, payload: &[u8], capacity: usize) -> 
     if slab.size_classes().sizes()[class] >= capacity {
         return None;
     }
-    let mut chunk = slab.try_alloc(payload.len()).ok()?;
+    let mut chunk = slab.try_alloc_spare(payload.len())?;
     chunk.try_copy_from_slice(payload)?;
     Some(chunk)
 }

@@ -6,6 +6,7 @@ use crate::{ANY, HANG, OFF, bind, bound, builder, pool};
 use slab_net::udp::{Coalescing, PacketBatch, Transmit, UdpReceiver};
 use slab_net::{PacketPool, SizeClasses};
 use std::io;
+use std::net::SocketAddr;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex};
 
@@ -210,17 +211,8 @@ async fn an_error_from_before_is_reported_once_and_leaves_the_ring() {
     assert_eq!(received.expect("hangs").unwrap().contents(), b"now");
 }
 
-/// Of a connected socket: nobody is at the peer's port.
-#[tokio::test]
-async fn connection_refused_wakes_who_receives() {
-    let pool = pool(16);
-    let gone = std::net::UdpSocket::bind(ANY)
-        .unwrap()
-        .local_addr()
-        .unwrap();
-    let Some(mut client) = bound(builder(&pool, OFF).connect(gone)) else {
-        return;
-    };
+/// Of a socket that is connected to a port where nobody is.
+pub(crate) async fn assert_refusals_wake(client: &mut UdpReceiver, gone: SocketAddr) {
     let sender = client.sender();
     for _ in 0..3 {
         let waits = tokio::time::timeout(HANG, client.recv_batch());
@@ -232,6 +224,20 @@ async fn connection_refused_wakes_who_receives() {
         let error = received.expect("hangs").unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
     }
+}
+
+/// Of a connected socket: nobody is at the peer's port.
+#[tokio::test]
+async fn connection_refused_wakes_who_receives() {
+    let pool = pool(16);
+    let gone = std::net::UdpSocket::bind(ANY)
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let Some(mut client) = bound(builder(&pool, OFF).connect(gone)) else {
+        return;
+    };
+    assert_refusals_wake(&mut client, gone).await;
 }
 
 /// The only test that causes the warning, which is logged once per process.

@@ -97,7 +97,8 @@ pub(super) struct BatchBuffer {
     pub(super) transient: bool,
     /// Did the pool have no chunk for a copy? Asking an exhausted pool takes time.
     pool_exhausted: bool,
-    /// Was a segment beyond the window, although copying others was to make room for it? To try that looks through the ring.
+    /// Was a segment beyond the window, although copying others was to make room for it? To try that looks
+    /// through the ring.
     window_is_full: bool,
     /// The index of the buffer, and its memory.
     open: Option<(u32, (usize, usize))>,

@@ -103,8 +103,7 @@ impl Backend {
         } else {
             ignore_unsupported(result)?;
         }
-        let mut size: c_int = 0;
-        let has_gso = get(fd, libc::SOL_UDP, libc::UDP_SEGMENT, &mut size).is_ok();
+        let has_gso = get::<1>(fd, libc::SOL_UDP, libc::UDP_SEGMENT).is_ok();
         Ok(Self {
             is_v6,
             fragments: features.fragment,

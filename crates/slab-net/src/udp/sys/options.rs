@@ -1,9 +1,8 @@
 //! Linux: options of a socket, and what the kernel tells about one.
 
-use libc::{c_int, c_void, socklen_t};
+use libc::{c_int, socklen_t};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
-use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Ignores that a kernel is too old for an option without which the rest still works.
@@ -32,19 +31,15 @@ pub(super) fn set<T: Copy>(fd: RawFd, level: c_int, option: c_int, value: T) -> 
     }
 }
 
-pub(super) fn get<T: Copy>(
-    fd: RawFd,
-    level: c_int,
-    option: c_int,
-    value: &mut T,
-) -> io::Result<()> {
-    let mut len = size_of::<T>() as socklen_t;
-    let at = ptr::from_mut(value).cast::<c_void>();
-    // SAFETY: the kernel writes at most `len` bytes, the size of the value, and `T` consists of
-    // integers in every call.
+/// Returns an option's value, which consists of so many numbers; those that the kernel does not know are 0.
+pub(super) fn get<const N: usize>(fd: RawFd, level: c_int, option: c_int) -> io::Result<[u32; N]> {
+    let mut value = [0; N];
+    let mut len = size_of_val(&value) as socklen_t;
+    let at = value.as_mut_ptr().cast();
+    // SAFETY: the kernel writes at most `len` bytes, the size of the value, and any bytes are numbers.
     let result = unsafe { libc::getsockopt(fd, level, option, at, &raw mut len) };
     match result {
-        0 => Ok(()),
+        0 => Ok(value),
         _ => Err(io::Error::last_os_error()),
     }
 }
@@ -52,10 +47,8 @@ pub(super) fn get<T: Copy>(
 /// Returns `true` unless datagrams longer than the path takes are refused or lost.
 #[cfg(feature = "quinn")]
 pub(in crate::udp) fn may_fragment(socket: &impl AsRawFd) -> bool {
-    let mut how: c_int = 0;
-    let option = libc::IP_MTU_DISCOVER;
-    let known = get(socket.as_raw_fd(), libc::IPPROTO_IP, option, &mut how);
-    known.is_err() || how != libc::IP_PMTUDISC_PROBE
+    let how = get(socket.as_raw_fd(), libc::IPPROTO_IP, libc::IP_MTU_DISCOVER);
+    !matches!(how, Ok([how]) if how.cast_signed() == libc::IP_PMTUDISC_PROBE)
 }
 
 /// Asks the kernel for its count of drops, which SO_RXQ_OVFL reports only with the next datagram.
@@ -79,8 +72,7 @@ impl DropProbe {
     pub(in crate::udp) fn query(&self) -> Option<u32> {
         const DROPS: usize = libc::SK_MEMINFO_DROPS as usize;
         let fd = self.fd();
-        let mut info = [0_u32; DROPS + 1];
-        get((*fd)?, libc::SOL_SOCKET, SO_MEMINFO, &mut info).ok()?;
+        let info = get::<{ DROPS + 1 }>((*fd)?, libc::SOL_SOCKET, SO_MEMINFO).ok()?;
         Some(info[DROPS])
     }
 
