@@ -9,10 +9,11 @@
 //! There is no additional data and no checksum. Both ends share one key, for both directions and all sessions, so a
 //! nonce must never repeat. kcp-go draws each at random. Here each endpoint draws the first one and counts on from
 //! it: two of n users of a key then collide with a probability of about n^2 times the datagrams of each, in 2^96,
-//! which is never more than with random nonces. The child of a `fork` draws a first nonce of its own. It is
-//! recognised by its process id, which leaves one case: a child that has the id of the very process that drew last,
-//! because that has exited or is in another PID namespace (`unshare`, `clone`), goes on with the same nonces, and
-//! has to create its keys itself.
+//! which is never more than with random nonces. The child of a `fork` draws a first nonce of its own. Where the
+//! system cannot clear memory in it (before Linux 4.14, and elsewhere), it is recognised by its process id, which
+//! leaves one case: a child that has the id of the very process that drew last, because that has exited or is in
+//! another PID namespace, goes on with the same nonces, and has to create its keys itself. So do copies of a virtual
+//! machine that go on from one snapshot, everywhere: nothing tells them that they are copies.
 //!
 //! # What it does not do
 //!
@@ -35,6 +36,7 @@
 //! where it matters, something fresh from both ends in their first messages.
 
 mod nonces;
+mod process;
 
 use core::fmt;
 use core::ops::Range;
@@ -110,7 +112,7 @@ impl AesGcm {
         self.seal_next(datagram);
     }
 
-    /// Call before [`seal_next`](Self::seal_next), once for any number of datagrams, because it asks the system.
+    /// Call before [`seal_next`](Self::seal_next), once for any number of datagrams, because it may ask the system.
     pub(super) fn renew_nonces_after_fork(&self) {
         // Going on with the nonces of another process would disclose what both have sealed.
         self.nonces

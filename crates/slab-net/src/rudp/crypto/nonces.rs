@@ -2,10 +2,10 @@
 //! whoever drew them.
 
 use super::NONCE_BYTES;
+use super::process::this_process;
 use crate::atomics::{AtomicU32, AtomicU64, Ordering};
 use ring::error::Unspecified;
 use ring::rand::{SecureRandom, SystemRandom};
-use std::process;
 
 #[cfg(all(test, not(loom)))]
 thread_local! {
@@ -17,8 +17,8 @@ thread_local! {
 /// thread that it does not have.
 #[derive(Default)]
 pub(super) struct Nonces {
-    /// The process that the run belongs to; 0 before there is one.
-    process: AtomicU32,
+    /// The [process](this_process) that the run belongs to; 0 before there is one.
+    process: AtomicU64,
     /// The first number of the run. Its halves may come from two threads that began it at once: each half is
     /// random, and no other process counts on from there.
     high: AtomicU32,
@@ -29,9 +29,9 @@ pub(super) struct Nonces {
 
 impl Nonces {
     /// Begins a run if this process has none: if the present run belongs to the parent, or nothing was drawn yet.
-    /// Asks the system, and so is called once for many datagrams.
+    /// Where only its id tells a process, asks the system, and so is called once for many datagrams.
     pub(super) fn begin_own_run(&self) -> Result<(), Unspecified> {
-        let process = process::id();
+        let process = this_process()?;
         if self.process.load(Ordering::Acquire) == process {
             return Ok(());
         }
