@@ -233,23 +233,23 @@ unsafe impl Allocator for SlabAllocator {
         let class = classes.class_for_aligned(new.size(), new.align());
         let in_place =
             is_aligned(at, new).then(|| NonNull::slice_from_raw_parts(at, chunk.capacity()));
-        // Above it, if the block happens to be aligned to more than its class promises.
+        // Above it, or in none, if the block happens to be aligned to more than its class promises.
         if let Some(block) = in_place
-            && class >= Some(chunk.class())
+            && class.is_none_or(|class| class >= chunk.class())
         {
             return Ok(block);
         }
         // A smaller chunk would do. At the cap there may be none: then the large one stays.
-        match (self.allocate(new), in_place) {
-            (Ok(to), _) => {
-                // SAFETY: both blocks have at least `new.size()` bytes; the old one is given up by
-                // the caller.
-                unsafe { self.move_to(at, to, new.size()) };
-                Ok(to)
-            }
-            (Err(_), Some(block)) => Ok(block),
-            (Err(error), None) => Err(error),
-        }
+        let to = match in_place {
+            Some(large) => match self.pool.try_alloc_spare(self.request_len(new)?) {
+                Some(chunk) => block(chunk),
+                None => return Ok(large),
+            },
+            None => self.allocate(new)?,
+        };
+        // SAFETY: both blocks have at least `new.size()` bytes; the old one is given up by the caller.
+        unsafe { self.move_to(at, to, new.size()) };
+        Ok(to)
     }
 }
 

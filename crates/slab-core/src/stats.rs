@@ -60,8 +60,8 @@ pub struct ClassStats {
     /// Slabs that left this class and whose memory then went back to the system. In
     /// [`Mode::Ring`](crate::Mode::Ring) none leaves.
     pub slab_trims: u64,
-    /// Allocations refused because the pool was at its cap; with them, collections that were to shrink and kept their
-    /// larger chunk for that reason. Not those of callers that could [do without](crate::SlabPool::try_alloc_spare).
+    /// Allocations refused because the pool was at its cap. Not those of callers that could
+    /// [do without](crate::SlabPool::try_alloc_spare).
     pub exhausted: u64,
     /// Allocations that waited because the pool was at its cap.
     pub waits: u64,

@@ -59,10 +59,13 @@ fn too_large_or_exhausted_is_an_allocation_error() {
     assert_eq!(all.len(), 4);
     assert!(Box::try_new_in(1_u8, alloc.clone()).is_err());
     // There is no smaller chunk: shrinking keeps the large one, and freeing it finds its class.
+    let refused = |alloc: &SlabAllocator| alloc.pool().stats().classes()[0].exhausted;
+    assert_eq!(refused(&alloc), 1);
     all[2].truncate(3);
     all[2].shrink_to_fit();
     assert_eq!((&all[2][..], all[2].capacity()), (&[2, 2, 2][..], 3));
     assert_eq!(in_use(&alloc), [0, 4]);
+    assert_eq!(refused(&alloc), 1, "it can do without");
     drop(all);
     assert_eq!(in_use(&alloc), [0, 0]);
     assert!(large.try_reserve(16384).is_ok());
@@ -128,6 +131,27 @@ fn shrinking_never_moves_a_block_to_a_larger_class() {
         // SAFETY: allocated just now with this layout.
         unsafe { alloc.deallocate(kept, new) };
     }
+    assert_eq!(in_use(&alloc), [0, 0]);
+}
+
+/// No class promises that alignment.
+#[test]
+fn shrinking_keeps_a_block_that_happens_to_be_aligned() {
+    let alloc = allocator(&[512, 1536], 1 << 20);
+    let old = Layout::from_size_align(1500, 512).unwrap();
+    let new = Layout::from_size_align(100, 1024).unwrap();
+    let blocks = [(); 2].map(|()| alloc.allocate(old).unwrap().cast::<u8>());
+    let mut kept = 0;
+    for at in blocks {
+        let is_aligned = at.addr().get().is_multiple_of(1024);
+        // SAFETY: allocated above with this layout, and the new one is smaller.
+        let shrunk = unsafe { alloc.shrink(at, old, new) };
+        assert_eq!(shrunk.ok().map(|to| to.cast()), is_aligned.then_some(at));
+        kept += u32::from(is_aligned);
+        // SAFETY: allocated with the old layout, whose class is that of a block that was kept.
+        unsafe { alloc.deallocate(at, old) };
+    }
+    assert_eq!(kept, 1);
     assert_eq!(in_use(&alloc), [0, 0]);
 }
 
