@@ -45,8 +45,8 @@ pub struct SessionStats {
     pub sent_unreliable: u64,
     /// Unreliable datagrams received.
     pub received_unreliable: u64,
-    /// Unreliable datagrams received and dropped because nobody read them while the session lasted, newer ones took
-    /// their place, or there was no memory.
+    /// Unreliable datagrams received and dropped because nobody read them while the session lasted, they came when it
+    /// was closed, newer ones took their place, or there was no memory.
     pub dropped_unreliable: u64,
     /// WASK segments sent, each of which asks for the peer's window.
     pub probes: u64,

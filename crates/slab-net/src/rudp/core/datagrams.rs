@@ -179,10 +179,11 @@ impl Session {
 
     /// A datagram has come, already checked. If it is `transient`, only a copy is kept.
     pub(super) fn on_datagram(&mut self, packet: Packet, transient: bool) {
+        self.stats.received_unreliable += 1;
         if self.phase != Phase::Open {
+            self.datagrams_mut().dropped += 1;
             return;
         }
-        self.stats.received_unreliable += 1;
         self.peer.asked_since_data = false;
         let slot = if transient { 0 } else { self.receive.slot() };
         let pool = self.pool.clone();
