@@ -1,5 +1,7 @@
 //! [`Link`]: a session shared by its endpoint's task and the application's tasks, behind one lock.
 
+mod sending;
+
 use super::super::core::Session;
 use super::super::error::CloseReason;
 use super::super::time::Time;
@@ -7,50 +9,13 @@ use super::addresses::Addresses;
 use super::shared::Shared;
 use super::wakers::{Wait, Wakers, Woken};
 use crate::packet::Packet;
-use crate::udp::{SendError, SendErrorKind, Transmit};
-use bytes::Buf;
-use core::cell::RefCell;
 use core::ops::{Deref, DerefMut};
-use core::slice;
 use core::task::Waker;
-use core::time::Duration;
 use slab_core::{HeldWakes, hold_wakes};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The most datagrams in one call to the kernel.
-pub(super) const MAX_BURST: usize = 64;
-/// The most bytes that one call to the kernel takes.
-const SCRATCH_BYTES: usize = 65507;
-/// When a session tries again whose datagrams neither the socket nor the pool had room for: no timer of its own may be
-/// set for what it has not sent yet.
-pub(super) const NO_ROOM_PAUSE: Duration = Duration::from_millis(10);
-
-thread_local! {
-    /// Where acknowledgements and small messages are put together: one for each thread that sends, allocated when
-    /// it first does.
-    static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; SCRATCH_BYTES].into_boxed_slice());
-}
-
-/// Calls `send`, and once more if that fails because a peer's host has answered an earlier datagram by "port unreachable"
-/// (ICMP): the system tells that once, to whatever is sent or read next, and would take the same datagrams. (Not if it has
-/// taken some of them in an earlier step: then the rest is lost.)
-pub(super) fn send_again_if_refused(
-    refused: &mut bool,
-    mut send: impl FnMut() -> Result<usize, SendError>,
-) -> Result<usize, SendError> {
-    match send() {
-        Err(error) if matches!(error.kind(), SendErrorKind::Refused) => {
-            *refused = true;
-            if error.sent() == 0 {
-                send()
-            } else {
-                Err(error)
-            }
-        }
-        sent => sent,
-    }
-}
+pub(super) use sending::{MAX_BURST, NO_ROOM_PAUSE, send_again_if_refused};
 
 pub(super) struct Link {
     pub(super) shared: Arc<Shared>,
@@ -348,113 +313,6 @@ impl Link {
         if empty {
             self.shared.wake_driver();
         }
-    }
-
-    fn transmit(&self, inner: &mut Inner, now: Time) {
-        if inner.unsent.is_some() {
-            return;
-        }
-        let pause = SCRATCH.try_with(|scratch| {
-            let scratch = &mut *scratch.borrow_mut();
-            match &self.shared.protection {
-                Some(protection) => {
-                    let Inner {
-                        session, unsent, ..
-                    } = inner;
-                    let pause = protection.transmit(self, session, unsent, now, scratch);
-                    if protection.take_unscheduled() {
-                        self.shared.wake_driver();
-                    }
-                    pause
-                }
-                None => self.transmit_plain(inner, now, scratch),
-            }
-        });
-        // A thread that is exiting has lost its scratch memory; the endpoint's task has one.
-        if let Some(pause) = pause.unwrap_or(Some(Duration::ZERO)) {
-            self.arm_at(inner, now + pause);
-        }
-    }
-
-    /// Returns after which time to try again, if no timer of the session may be set although something is left to send.
-    fn transmit_plain(&self, inner: &mut Inner, now: Time, scratch: &mut [u8]) -> Option<Duration> {
-        let to = self.shared.to_socket_family(self.peer());
-        let mut pause = None;
-        while inner.unsent.is_none() && pause.is_none() {
-            let Some(outgoing) = inner.session.poll_transmit(now, scratch, MAX_BURST) else {
-                break;
-            };
-            let (contents, size) = (outgoing.contents(), outgoing.segment_size());
-            let transmit = Transmit::new(contents, to).segment_size(size);
-            let transmit = transmit.source(self.local());
-            let mut refused = false;
-            let sent = send_again_if_refused(&mut refused, || {
-                self.shared.sender.try_send_many(slice::from_ref(&transmit))
-            });
-            match sent {
-                Ok(sent) if sent < outgoing.datagrams() => {
-                    // The socket is full: the rest waits in memory of its own, or is lost if there is none.
-                    match self
-                        .shared
-                        .pool
-                        .try_copy_from_slice(&contents[sent * size..])
-                    {
-                        Ok(rest) => {
-                            inner.unsent = Some((rest, size));
-                            self.shared.push_blocked(self.place);
-                        }
-                        Err(_) => {
-                            self.count_lost(outgoing.datagrams() - sent, None);
-                            pause = Some(NO_ROOM_PAUSE);
-                        }
-                    }
-                }
-                Ok(_) => {}
-                // Goes on: what is left would not be asked for again, as after acknowledgements alone no timer is set.
-                Err(error) => self.count_lost(outgoing.datagrams() - error.sent(), Some(error)),
-            }
-            if refused {
-                inner.session.refused();
-            }
-        }
-        pause
-    }
-
-    /// Sends what the socket had no room for; returns `false` if some of it is left.
-    pub(super) fn send_unsent(&self) -> bool {
-        let mut inner = self.lock();
-        let Some((mut contents, size)) = inner.unsent.take() else {
-            return true;
-        };
-        let to = self.shared.to_socket_family(self.peer());
-        let transmit = Transmit::new(&contents, to).segment_size(size);
-        let transmit = transmit.source(self.local());
-        let mut refused = false;
-        let sent = send_again_if_refused(&mut refused, || {
-            self.shared.sender.try_send_many(slice::from_ref(&transmit))
-        });
-        if refused {
-            inner.session.refused();
-        }
-        match sent {
-            Ok(sent) if sent * size < contents.len() => {
-                contents.advance(sent * size);
-                inner.unsent = Some((contents, size));
-                return false;
-            }
-            Ok(_) => {}
-            Err(error) => {
-                self.count_lost(contents.len().div_ceil(size) - error.sent(), Some(error));
-            }
-        }
-        true
-    }
-
-    /// Counts datagrams that the system refused, or that there was no room for. They are treated as lost on the way; the
-    /// session will find them missing.
-    #[cold]
-    pub(super) fn count_lost(&self, datagrams: usize, error: Option<SendError>) {
-        self.shared.table().count_send_error(datagrams, error);
     }
 
     /// The endpoint's task is gone, and with it the session.
