@@ -36,6 +36,9 @@ mod wiped {
     use core::ptr;
     use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
+    /// Not a kind of advice: Linux refuses it.
+    const NO_ADVICE: libc::c_int = -1;
+
     /// The mapping; null until one is asked for.
     static PAGE: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
     /// Is there instead of one that the system refuses.
@@ -74,7 +77,9 @@ mod wiped {
             return None;
         }
         // SAFETY: nothing else uses the mapping.
-        if unsafe { libc::madvise(page, len, libc::MADV_WIPEONFORK) } != 0 {
+        let advise = |advice| unsafe { libc::madvise(page, len, advice) } == 0;
+        // An emulator may take any advice and heed none, as QEMU's user mode did in 2020.
+        if advise(NO_ADVICE) || !advise(libc::MADV_WIPEONFORK) {
             // SAFETY: as above.
             unsafe { libc::munmap(page, len) };
             return None;
