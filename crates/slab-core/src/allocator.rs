@@ -211,9 +211,10 @@ unsafe impl Allocator for SlabAllocator {
         let grown = unsafe { self.grow_block(at, old, new) }?;
         // SAFETY: `old.size()` is within the block, which is at least `new.size()` bytes long.
         let rest = unsafe { grown.cast::<u8>().add(old.size()) };
-        // SAFETY: from there to the block's end; the caller owns it.
-        unsafe { rest.write_bytes(0, grown.len() - old.size()) };
-        Ok(grown)
+        // Not what the block has beyond that, or each small step in a large chunk would zero all of its rest.
+        // SAFETY: from there to the new size; the caller owns it.
+        unsafe { rest.write_bytes(0, new.size() - old.size()) };
+        Ok(NonNull::slice_from_raw_parts(grown.cast(), new.size()))
     }
 
     unsafe fn shrink(

@@ -50,6 +50,15 @@ pub(crate) struct Arena {
     slab_classes: Table<AtomicU32>,
 }
 
+/// The system makes no more slabs usable.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CommitRefused {
+    /// So many of those that were asked for are.
+    pub(crate) committed: usize,
+    /// The system's error number.
+    pub(crate) errno: i32,
+}
+
 impl Arena {
     /// Reserves as many whole slabs as fit under `max_memory`; backs none of them.
     pub(crate) fn reserve(max_memory: usize, slab_bytes: usize) -> Result<Self, ConfigError> {
@@ -193,23 +202,28 @@ impl Arena {
         class.checked_sub(1).map(|class| class as u8)
     }
 
-    /// Makes slabs usable that were not before; they read as zeros.
+    /// Makes slabs usable that were not before, in order; they read as zeros.
     ///
     /// # Errors
-    /// The system's error number.
-    pub(crate) fn commit(&self, slab: usize, count: usize) -> Result<(), i32> {
+    /// The system refuses one, after some or none.
+    pub(crate) fn commit(&self, slab: usize, count: usize) -> Result<(), CommitRefused> {
         let (offset, bytes) = (slab * self.slab_bytes, count * self.slab_bytes);
+        let after = |committed| move |errno| CommitRefused { committed, errno };
         match &self.memory {
-            Memory::System(region) if self.guard == 0 => region.commit(offset, bytes)?,
-            Memory::System(region) => {
-                for slab in slab..slab + count {
-                    region.commit(slab * self.slab_bytes, self.usable_bytes())?;
-                }
+            Memory::System(region) if self.guard == 0 => {
+                region.commit(offset, bytes).map_err(after(0))
             }
-            // SAFETY: nobody has any part of slabs that were not usable before.
-            Memory::Lent { .. } => unsafe { self.zero(offset, bytes) },
+            Memory::System(region) => (0..count).try_for_each(|nth| {
+                let offset = offset + nth * self.slab_bytes;
+                let committed = region.commit(offset, self.usable_bytes());
+                committed.map_err(after(nth))
+            }),
+            Memory::Lent { .. } => {
+                // SAFETY: nobody has any part of slabs that were not usable before.
+                unsafe { self.zero(offset, bytes) };
+                Ok(())
+            }
         }
-        Ok(())
     }
 
     /// Backs the whole arena, which is committed, with memory now.

@@ -323,7 +323,7 @@ impl SlabPoolBuilder {
         self
     }
 
-    /// Builds the pool: reserves its address range. No memory is used yet, unless
+    /// Builds the pool: reserves its address range. Little memory is used yet (16 bytes a slab), unless
     /// [`backing`](Self::backing) asks for it; but without `mmap`, or the feature `std`, all of it is taken from
     /// the heap. Building takes some 80 KiB of the stack, in a debug build 128 KiB.
     ///

@@ -421,6 +421,31 @@ fn each_growth_step_makes_one_system_request() {
     }
 }
 
+/// With guard pages each slab is a mapping of its own: what the system gave before it refused one is used, and not
+/// asked for again.
+#[test]
+#[cfg(all(unix, feature = "std"))]
+fn growth_that_is_refused_midway_keeps_its_first_slabs() {
+    drop(SlabPool::builder().build().unwrap().try_alloc(1));
+    let pool = SlabPool::builder()
+        .size_classes(SizeClasses::explicit(&[1024]).unwrap())
+        .max_memory(1 << 20)
+        .growth(Growth::Custom(|_| 8))
+        .guard_pages(true)
+        .build()
+        .unwrap();
+    let slabs = || pool.stats().committed_bytes / pool.stats().slab_bytes;
+    let mut held = Vec::new();
+    refuse_requests(3..4, || held.push(pool.try_alloc(1024).unwrap()));
+    assert_eq!(slabs(), 3);
+    let requests = refuse_requests(5..u32::MAX, || {
+        held.extend(core::iter::from_fn(|| pool.try_alloc(1024).ok()));
+    });
+    assert_eq!(slabs(), 8);
+    // Of the last step none was given, nor one by itself.
+    assert_eq!((requests, pool.stats().commit_failures), (8, 1));
+}
+
 #[cfg(all(unix, feature = "std"))]
 fn two_sizes() -> SlabPool {
     Refusals::default().build(&cases()[0]).unwrap()

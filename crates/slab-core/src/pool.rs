@@ -388,7 +388,7 @@ impl SlabPool {
     /// among free chunks, or from which no chunk was carved since the slab changed its size class or was
     /// [prefaulted](crate::Backing::Prefault).
     ///
-    /// Memory is not given back twice: a second call only visits slabs in which chunks were freed since
+    /// Memory is not given back twice: a second call only looks into slabs in which chunks were freed since
     /// the first, and then gives back all of their free pages. Memory that is locked
     /// ([`Backing::Locked`](crate::Backing::Locked)) or [lent](crate::SlabPoolBuilder::build_in) stays
     /// where it is, and trimming it does nothing. Without the feature `std`, and on systems without `mmap`,
@@ -396,8 +396,9 @@ impl SlabPool {
     /// depot's blocks, the reference counts, the map of free chunks) stays.
     ///
     /// Collects the free chunks of all threads' magazines first, in time proportional to their number,
-    /// then gives memory back in pieces of 4 MiB or a slab. Frees go on meanwhile, and so do allocations:
-    /// one that needs a slab waits until the free chunks are collected, or for one piece.
+    /// then gives memory back in pieces of 4 MiB or a slab, or less where it has many free chunks to look at.
+    /// Frees go on meanwhile, and so do allocations: one that needs a slab waits until the free chunks are
+    /// collected, or for one piece.
     pub fn trim(&self) -> usize {
         self.trim_to(0)
     }

@@ -112,8 +112,8 @@ impl Inner {
             return false;
         }
         let mut found = false;
-        shut_magazines(&registry, class..class + 1);
-        drain_magazines(&registry, class..class + 1, |class, units| {
+        shut_magazines(&registry, &[class]);
+        drain_magazines(&registry, &[class], |class, units| {
             self.depot.put(class, units);
             found = true;
         });
@@ -122,21 +122,35 @@ impl Inner {
 
     /// Brings every free chunk back to its slab: each that is free all the time, wherever it moves meanwhile.
     pub(crate) fn sweep(&self, layer: &mut SlabLayer, collected: &mut Collected) {
+        // Nothing leaves a slab while the mutex is held.
+        let has_chunks_outside = |&class: &u8| layer.slabs.class(class).out() > 0;
+        let classes: ArrayVec<u8, MAX_CLASSES> =
+            self.all_classes().filter(has_chunks_outside).collect();
+        self.sweep_classes(layer, &classes, collected);
+    }
+
+    /// As [`sweep`](Self::sweep). All owners of these classes' magazines are outside once, and see what was written to the
+    /// gates before.
+    pub(crate) fn sweep_classes(
+        &self,
+        layer: &mut SlabLayer,
+        classes: &[u8],
+        collected: &mut Collected,
+    ) {
         let before = layer.slabs.in_classes();
-        let classes = 0..self.classes.count() as u8;
         let mut store = |class, units: &[u32]| layer.slabs.store(&self.arena, class, units);
         let mut stacks = ArrayVec::<_, MAX_CLASSES>::new();
         {
             // All magazines at once, and shut only for as long as it takes to empty them.
             let registry = self.registry.lock();
-            shut_magazines(&registry, classes.clone());
+            shut_magazines(&registry, classes);
             // Before any is open again: its owner would take a whole batch for one chunk, behind this sweep's back.
-            for class in classes.clone() {
+            for &class in classes {
                 stacks.push(self.depot.detach(class, |units| store(class, units)));
             }
-            drain_magazines(&registry, classes.clone(), &mut store);
+            drain_magazines(&registry, classes, &mut store);
         }
-        for (class, detached) in classes.zip(stacks) {
+        for (&class, detached) in classes.iter().zip(stacks) {
             self.depot
                 .take_detached(class, detached, |units| store(class, units));
             // Under pressure none may come in from here on.
@@ -144,6 +158,10 @@ impl Inner {
             self.take_singles(class, shut, |unit| store(class, &[unit]));
         }
         collected.swept = Some(before - layer.slabs.in_classes());
+    }
+
+    pub(crate) fn all_classes(&self) -> Range<u8> {
+        0..self.classes.count() as u8
     }
 
     /// Gives memory back to the system until at most `target` bytes are committed, or nothing
@@ -176,7 +194,11 @@ impl Inner {
     /// those disturbs nobody.
     fn is_sweep_worth_while(&self, layer: &mut SlabLayer, class: u8) -> bool {
         let registry = self.registry.lock();
-        (0..self.classes.count() as u8).any(|other| {
+        self.all_classes().any(|other| {
+            // To ask each thread's magazines takes time.
+            if layer.slabs.class(other).out() == 0 {
+                return false;
+            }
             let free = self.free_outside_slabs(&registry, other);
             free > 0 && (other == class || layer.slabs.could_be_whole(other, free))
         })
@@ -228,8 +250,8 @@ pub(crate) enum Reclaimed {
 
 /// Keeps the owners of some classes' magazines outside, until these are [drained](drain_magazines). The
 /// registry's lock keeps caches from being attached, detached and flushed meanwhile.
-fn shut_magazines(registry: &Registry, classes: Range<u8>) {
-    for (_, magazine) in magazines_of(registry, classes.clone()) {
+fn shut_magazines(registry: &Registry, classes: &[u8]) {
+    for (_, magazine) in magazines_of(registry, classes) {
         magazine.shut();
     }
     heavy_barrier();
@@ -239,15 +261,18 @@ fn shut_magazines(registry: &Registry, classes: Range<u8>) {
 }
 
 /// Empties magazines that were shut, and opens them.
-fn drain_magazines(registry: &Registry, classes: Range<u8>, mut sink: impl FnMut(u8, &[u32])) {
+fn drain_magazines(registry: &Registry, classes: &[u8], mut sink: impl FnMut(u8, &[u32])) {
     for (class, magazine) in magazines_of(registry, classes) {
         magazine.take(|units| sink(class, units));
     }
 }
 
-fn magazines_of(registry: &Registry, classes: Range<u8>) -> impl Iterator<Item = (u8, &Magazine)> {
+fn magazines_of<'a>(
+    registry: &'a Registry,
+    classes: &'a [u8],
+) -> impl Iterator<Item = (u8, &'a Magazine)> {
     registry.iter().flat_map(move |cache| {
-        let classes = classes.clone();
-        classes.map(|class| (class, cache.magazine(class)))
+        let classes = classes.iter();
+        classes.map(|&class| (class, cache.magazine(class)))
     })
 }

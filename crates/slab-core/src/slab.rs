@@ -17,19 +17,20 @@
 //! - a slab has `free` bits set, `free < carved` unless it is being carved and empty, or classes
 //!   have fixed shares
 
+mod outside;
 mod stored;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
 mod trim;
 
-use crate::arena::Arena;
+use crate::arena::{Arena, CommitRefused};
 use crate::builder::Growth;
 use crate::class::MAX_CLASSES;
 use crate::error::AllocError;
 use crate::geometry::ClassTable;
 use crate::sys::asan;
 use alloc::{vec, vec::Vec};
-use core::cmp::Ordering;
+use outside::Outside;
 use stored::StoredMap;
 
 /// The slab serves no class.
@@ -66,10 +67,7 @@ pub(crate) struct ClassSlabs {
     pub(crate) stored: u64,
     /// No slab of the class below this index has chunks stored.
     first_stored: u32,
-    /// Each slab of the class has at least this many chunks outside.
-    least_out: u32,
-    /// At least so many of them have exactly as many; zero if none is known to.
-    slabs_with_least: u32,
+    outside: Outside,
     /// How often chunks were carved since those in use were last added up.
     carves_since_peak: u32,
     pub(crate) commits: u64,
@@ -118,22 +116,6 @@ impl ClassSlabs {
     pub(crate) fn out(&self) -> u64 {
         self.carved - self.stored
     }
-
-    /// A slab of the class has so many chunks outside now.
-    fn note_out(&mut self, out: u32) {
-        match out.cmp(&self.least_out) {
-            Ordering::Less => (self.least_out, self.slabs_with_least) = (out, 1),
-            Ordering::Equal => self.slabs_with_least += 1,
-            Ordering::Greater => {}
-        }
-    }
-
-    /// A slab of the class had so many, and has no longer.
-    fn forget_out(&mut self, out: u32) {
-        if out == self.least_out {
-            self.slabs_with_least = self.slabs_with_least.saturating_sub(1);
-        }
-    }
 }
 
 /// What [`Slabs::carve`] did.
@@ -177,8 +159,7 @@ impl Slabs {
                 carved: 0,
                 stored: 0,
                 first_stored: NONE,
-                least_out: u32::MAX,
-                slabs_with_least: 0,
+                outside: Outside::NONE,
                 carves_since_peak: 0,
                 commits: 0,
                 rebalances: 0,
@@ -203,7 +184,8 @@ impl Slabs {
     /// # Errors
     /// The system's error number.
     pub(crate) fn back_all(&mut self, arena: &Arena) -> Result<(), i32> {
-        arena.commit(0, self.table.len())?;
+        let committed = arena.commit(0, self.table.len());
+        committed.map_err(|refused| refused.errno)?;
         arena.populate()?;
         for slab in &mut self.table {
             slab.uncarved_resident = true;
@@ -323,11 +305,11 @@ impl Slabs {
             *unit = first + index * geometry.units;
         }
         if !new_slab {
-            entry.forget_out(slab.out());
+            entry.outside.forget(slab.out());
         }
         slab.carved += chunks as u32;
         entry.carved += chunks as u64;
-        entry.note_out(slab.out());
+        entry.outside.note(slab.out());
         let fresh = slab.fresh;
         if slab.carved == geometry.chunks_per_slab {
             entry.current = NONE;
@@ -378,17 +360,17 @@ impl Slabs {
             return Err(AllocError::Exhausted { chunk_bytes });
         }
         let left = self.table.len() - self.backed;
-        let mut count = self.growth.slabs(self.backed).clamp(1, left);
-        if count > 1 && arena.commit(slab, count).is_err() {
-            count = 1;
-        }
-        // If `count` is still above 1, all of them have been committed already.
-        if count == 1
-            && let Err(errno) = arena.commit(slab, 1)
-        {
-            self.commit_failures += 1;
-            return Err(AllocError::Commit { errno });
-        }
+        let wanted = self.growth.slabs(self.backed).clamp(1, left);
+        let count = match arena.commit(slab, wanted) {
+            Ok(()) => wanted,
+            Err(refused) if refused.committed > 0 => refused.committed,
+            // The system may still give one.
+            Err(_) if wanted > 1 && arena.commit(slab, 1).is_ok() => 1,
+            Err(CommitRefused { errno, .. }) => {
+                self.commit_failures += 1;
+                return Err(AllocError::Commit { errno });
+            }
+        };
         self.backed += count;
         self.unused
             .extend((slab as u32..(slab + count) as u32).rev());
@@ -405,7 +387,7 @@ impl Slabs {
             entry.first_stored = index;
             let slab = &mut self.table[index as usize];
             debug_assert_eq!(slab.class, class);
-            entry.forget_out(slab.out());
+            entry.outside.forget(slab.out());
             self.kept_empty -= usize::from(slab.is_kept_empty());
             let chunks = self.stored.take(index, &mut out[taken..]);
             // Or this would go on for ever.
@@ -416,7 +398,7 @@ impl Slabs {
             taken += chunks;
             slab.free -= chunks as u32;
             entry.stored -= chunks as u64;
-            entry.note_out(slab.out());
+            entry.outside.note(slab.out());
             if slab.free == 0 {
                 self.stored.note_empty(class, index);
             }
@@ -428,18 +410,14 @@ impl Slabs {
     ///
     /// Looks through the slabs only if what is remembered leaves it open.
     pub(crate) fn could_be_whole(&mut self, class: u8, free: u64) -> bool {
-        let entry = &mut self.classes[usize::from(class)];
-        if free < u64::from(entry.least_out) {
-            return false;
-        }
-        if entry.slabs_with_least == 0 {
+        let outside = &mut self.classes[usize::from(class)].outside;
+        let known = outside.has_at_most(free);
+        known.unwrap_or_else(|| {
             let slabs = self.table[..self.backed].iter();
-            entry.least_out = u32::MAX;
-            for slab in slabs.filter(|slab| slab.class == class) {
-                entry.note_out(slab.out());
-            }
-        }
-        free >= u64::from(entry.least_out)
+            let of_class = slabs.filter(|slab| slab.class == class);
+            outside.find_least(of_class.map(Slab::out));
+            outside.has_at_most(free) == Some(true)
+        })
     }
 
     /// Stores free chunks of a class, which the caller has taken out of every other place. A slab
@@ -454,13 +432,13 @@ impl Slabs {
             }
             debug_assert_eq!(slab.class, class);
             let entry = &mut self.classes[usize::from(class)];
-            entry.forget_out(slab.out());
+            entry.outside.forget(slab.out());
             slab.free += 1;
             slab.trimmed = false;
             entry.stored += 1;
             if slab.free < slab.carved || self.share.is_some() {
                 entry.first_stored = entry.first_stored.min(index);
-                entry.note_out(slab.out());
+                entry.outside.note(slab.out());
                 continue;
             }
             entry.slabs -= 1;

@@ -115,6 +115,7 @@ impl Tracker {
                 address: pool.chunk_ptr(unit).addr().get(),
             })
             .collect();
+        drop(live);
         chunks.sort_by_key(|chunk| core::cmp::Reverse(chunk.age));
         chunks
     }

@@ -32,6 +32,7 @@ use crate::thread_cache::ThreadCache;
 use crate::wait_times::{WaitStart, WaitTimes};
 use alloc::collections::BTreeMap;
 use alloc::vec::{self, Vec};
+use arrayvec::ArrayVec;
 use core::fmt;
 use core::future::Future;
 use core::pin::Pin;
@@ -218,8 +219,10 @@ impl Inner {
     fn begin_pressure(&self, layer: &mut SlabLayer, collected: &mut Collected) {
         self.under_pressure.store(true, Ordering::Relaxed);
         magazines(&self.registry.lock()).for_each(|magazine| magazine.guard.raise(PRESSURE));
-        // Has the barrier that makes the gates effective, and takes what lies behind them.
-        self.sweep(layer, collected);
+        // Has the barrier that makes the gates effective, and takes what lies behind them. Of all classes, because it also
+        // shuts the stacks of single chunks: what comes back to one that is empty now would stay in it.
+        let classes: ArrayVec<u8, MAX_CLASSES> = self.all_classes().collect();
+        self.sweep_classes(layer, &classes, collected);
     }
 
     fn end_pressure_if_idle(&self, layer: &SlabLayer) {

@@ -219,6 +219,7 @@ fn zeroed_blocks_are_zero_when_memory_is_reused() {
             let larger = Layout::from_size_align(size, 1).unwrap();
             // SAFETY: allocated with this layout, which is smaller.
             let block = unsafe { alloc.grow_zeroed(block.cast(), layout, larger) }.unwrap();
+            assert_eq!(block.len(), larger.size(), "zeroing costs time");
             // SAFETY: allocated just now, and initialised.
             let bytes = unsafe { block.as_ref() };
             assert!(bytes[..200].iter().all(|&byte| byte == 0xFF));

@@ -305,6 +305,28 @@ fn whole_slab_serves_the_longest_waiting_request() {
     }
 }
 
+/// Nothing stays where the next of the class would find it.
+#[test]
+fn a_class_that_had_no_slab_when_the_wait_began_passes_its_slab_on() {
+    const SMALL: usize = LEN / 4;
+    for mode in [Mode::ThreadCached, Mode::DepotOnly, Mode::Locked] {
+        let pool = SlabPool::builder()
+            .size_classes(SizeClasses::explicit(&[SMALL, LEN, LARGE]).unwrap())
+            .max_memory(CAP)
+            .mode(mode)
+            .build()
+            .unwrap();
+        let mut all = fill(&pool, LEN);
+        all.sort_by_key(Chunk::as_ptr);
+        let [mut first, second] = [SMALL, LARGE].map(|len| Waiter::new(&pool, len));
+        all.drain(..pool.stats().slab_bytes / LEN);
+        let small = first.poll().expect("it has the slab").unwrap();
+        assert_eq!(second.woken.get(), 0);
+        drop(small);
+        assert_eq!(second.woken.get(), 1, "{mode:?}");
+    }
+}
+
 /// Chunks set aside for waiters were in use, whether or not anybody took a snapshot meanwhile.
 #[test]
 fn chunks_granted_to_waiters_raise_the_high_water_mark() {

@@ -224,6 +224,10 @@ mod tests {
                 bits.map(move |bit| first + bit)
             });
             assert!(stored.eq(model.range(span).copied()));
+            // What the map above says of each word is true.
+            let mut words = 0..6 * SLAB_UNITS as usize / WORD_BITS;
+            let above = |at: usize| map.words[at / WORD_BITS] >> (at % WORD_BITS) & 1 != 0;
+            assert!(words.all(|at| above(at) == (map.bits[at] != 0)));
             let from = random(6);
             let mut slabs = model
                 .range(from * SLAB_UNITS..)

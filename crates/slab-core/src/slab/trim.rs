@@ -21,8 +21,10 @@ use core::ops::Range;
 /// A trim releases the mutex at the latest after giving back this many bytes, for which a system takes a
 /// millisecond or less. A slab is given back at once, whatever its size.
 const PIECE_BYTES: usize = if MODELLED { 1 } else { 4 << 20 };
-/// And at the latest after looking at this many slabs.
+/// And at the latest after looking at this many slabs, or at the stored chunks of one with which they are this many: a
+/// few hundred microseconds.
 const PIECE_SLABS: usize = 1024;
+const PIECE_CHUNKS: u32 = 1 << 16;
 
 /// A trim in progress. The state in which it began bounds it: what becomes free meanwhile is for the next.
 #[derive(Debug)]
@@ -84,15 +86,16 @@ impl Slabs {
                 trim.unused = 0;
             }
         }
+        let mut chunks = 0;
         for _ in 0..PIECE_SLABS {
-            if *bytes >= PIECE_BYTES {
+            if *bytes >= PIECE_BYTES || chunks >= PIECE_CHUNKS {
                 break;
             }
             // From the end: the slabs at the start are used next.
             let Some(slab) = trim.slabs.next_back() else {
                 break;
             };
-            self.trim_stored(arena, classes, slab, trim.target, bytes)?;
+            chunks += self.trim_stored(arena, classes, slab, trim.target, bytes)?;
         }
         Ok(())
     }
@@ -145,7 +148,8 @@ impl Slabs {
     }
 
     /// Gives back the whole pages among a slab's stored chunks and of its rest. If all of its chunks are
-    /// stored (and it keeps its class), only while more than `target` bytes are held.
+    /// stored (and it keeps its class), only while more than `target` bytes are held. Returns how many stored chunks it
+    /// has looked at.
     fn trim_stored(
         &mut self,
         arena: &Arena,
@@ -153,7 +157,7 @@ impl Slabs {
         index: usize,
         target: usize,
         bytes: &mut usize,
-    ) -> Result<(), ReleaseRefused> {
+    ) -> Result<u32, ReleaseRefused> {
         let is_enough = self.held() * arena.slab_bytes() <= target;
         let slab = &mut self.table[index];
         let stored = slab.free > 0 && !slab.trimmed;
@@ -161,7 +165,7 @@ impl Slabs {
             || !(stored || slab.uncarved_resident)
             || (slab.out() == 0 && is_enough)
         {
-            return Ok(());
+            return Ok(0);
         }
         let chunk_bytes = classes.geometry(slab.class).bytes;
         let mut run = 0..0;
@@ -189,7 +193,7 @@ impl Slabs {
         slab.trimmed = true;
         slab.uncarved_resident = false;
         self.kept_empty += usize::from(slab.is_kept_empty());
-        Ok(())
+        Ok(slab.free)
     }
 }
 
@@ -361,5 +365,24 @@ mod tests {
         assert_eq!(piece(&mut slabs), None);
         assert_eq!(slabs.committed() * arena.slab_bytes(), two);
         assert_eq!(slabs.class(0).out(), 5);
+    }
+
+    /// Or those that need a slab would wait for a look at each chunk of many gigabytes.
+    #[test]
+    #[cfg_attr(miri, ignore = "too many chunks")]
+    fn a_piece_is_short_also_where_nothing_can_be_given_back() {
+        const CAP: usize = 16 << 20;
+        let list = SizeClasses::explicit(&[64]).unwrap();
+        let classes = ClassTable::new(list, CAP);
+        let arena = Arena::reserve(CAP, classes.slab_bytes()).unwrap();
+        let mut slabs = Slabs::new(&arena, classes.count(), Growth::Slab).unwrap();
+        let units = carve_all(&mut slabs, &arena, &classes, 0);
+        let every_second: Vec<_> = units.iter().copied().step_by(2).collect();
+        slabs.store(&arena, 0, &every_second);
+        let mut trim = slabs.begin_trim(0);
+        let pieces = std::iter::from_fn(|| slabs.trim_piece(&arena, &classes, &mut trim));
+        let pieces: Vec<_> = pieces.collect();
+        assert_eq!(pieces, vec![0; every_second.len() / PIECE_CHUNKS as usize]);
+        assert!(pieces.len() > 1);
     }
 }

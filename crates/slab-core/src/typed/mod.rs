@@ -396,7 +396,7 @@ impl<T, Tag> SlabBuilder<T, Tag> {
         self
     }
 
-    /// Builds the slab: reserves its address range. No memory is used yet, unless the pool is to be
+    /// Builds the slab: reserves its address range. Little memory is used yet, unless the pool is to be
     /// [backed](SlabPoolBuilder::backing) from the start.
     ///
     /// # Errors
