@@ -61,6 +61,9 @@ pub struct FecShards {
 impl FecShards {
     /// Adds `parity` datagrams to every `data` datagrams.
     ///
+    /// The time that recovery takes grows with nearly the cube of the losses in a group: 0.02 ms for 3 with (10, 3),
+    /// 2 ms for 64 with (64, 64), 12 ms for 128 with (128, 128), on an Intel Xeon. The endpoint's other sessions wait.
+    ///
     /// # Errors
     /// One of the counts is zero, or their sum is above 256.
     pub fn new(data: usize, parity: usize) -> Result<Self, FecConfigError> {

@@ -8,7 +8,7 @@ use crate::rudp::config::SessionConfig;
 #[cfg(feature = "aes-gcm")]
 use crate::rudp::crypto::{AesGcm, NONCE_BYTES, TAG_BYTES};
 #[cfg(feature = "fec")]
-use crate::rudp::fec::{FEC_HEADER_BYTES, FecShards, max_kept_shards};
+use crate::rudp::fec::{Code, FEC_HEADER_BYTES, FecShards, max_kept_shards};
 use std::sync::Arc;
 
 #[derive(Debug, Clone, Default)]
@@ -16,7 +16,8 @@ pub(in super::super) struct ProtectionConfig {
     #[cfg(feature = "aes-gcm")]
     pub(super) key: Option<AesGcm>,
     #[cfg(feature = "fec")]
-    pub(super) shards: Option<FecShards>,
+    /// Computed once for all endpoints with this configuration, such as one for each connection of a client.
+    pub(super) code: Option<Arc<Code>>,
 }
 
 impl ProtectionConfig {
@@ -26,7 +27,7 @@ impl ProtectionConfig {
             #[cfg(feature = "aes-gcm")]
             self.key.as_ref().map(|_| NONCE_BYTES),
             #[cfg(feature = "fec")]
-            self.shards.map(|_| FEC_HEADER_BYTES),
+            self.code.as_ref().map(|_| FEC_HEADER_BYTES),
         ]
         .into_iter()
         .map(|bytes: Option<usize>| bytes.unwrap_or(0))
@@ -50,7 +51,8 @@ impl ProtectionConfig {
     ) -> usize {
         let _ = (session, pool);
         #[cfg(feature = "fec")]
-        if let Some(shards) = self.shards {
+        if let Some(code) = &self.code {
+            let shards = code.shards;
             let room = pool.headroom() + pool.tailroom();
             let classes = pool.slab().size_classes();
             // Where the longest fit no chunk, shorter ones are kept.
@@ -110,7 +112,7 @@ impl EndpointConfig {
     /// ```
     #[cfg(feature = "fec")]
     pub fn fec(mut self, shards: FecShards) -> Self {
-        self.protection.shards = Some(shards);
+        self.protection.code = Some(Arc::new(Code::new(shards)));
         self
     }
 

@@ -75,8 +75,9 @@ impl Protection {
             key: key.transpose().map_err(|_| OpenError::NoRandom)?,
             #[cfg(feature = "fec")]
             paths: protection
-                .shards
-                .map(|shards| Paths::new(shards, &config.session, pool, budget)),
+                .code
+                .as_ref()
+                .map(|code| Paths::new(code, &config.session, pool, budget)),
             overhead,
             unopened: AtomicU64::new(0),
         }))

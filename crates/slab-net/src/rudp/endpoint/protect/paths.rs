@@ -4,7 +4,7 @@
 use crate::packet::PacketPool;
 use crate::rudp::budget::MemoryBudget;
 use crate::rudp::config::SessionConfig;
-use crate::rudp::fec::{Code, FEC_HEADER_BYTES, FecDecoder, FecEncoder, FecShards, FecStats};
+use crate::rudp::fec::{Code, FEC_HEADER_BYTES, FecDecoder, FecEncoder, FecStats};
 use crate::rudp::time::Time;
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
@@ -91,14 +91,14 @@ impl Path {
 
 impl Paths {
     pub(super) fn new(
-        shards: FecShards,
+        code: &Arc<Code>,
         session: &SessionConfig,
         pool: &PacketPool,
         budget: &MemoryBudget,
     ) -> Self {
         let [longest_sent, longest_received] = longest_shards(session);
         Self {
-            code: Arc::new(Code::new(shards)),
+            code: Arc::clone(code),
             longest_sent,
             longest_received,
             pool: pool.clone(),
@@ -220,6 +220,7 @@ impl Paths {
 mod tests {
     use super::*;
     use crate::packet::Packet;
+    use crate::rudp::fec::FecShards;
     use core::future::Future;
     use core::pin::Pin;
     use core::task::{Context, Waker};
@@ -229,7 +230,8 @@ mod tests {
         let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
         let budget = MemoryBudget::new(8 << 20);
         let shards = FecShards::new(2, 1).unwrap();
-        let paths = Paths::new(shards, &SessionConfig::fast(), &pool, &budget);
+        let code = Arc::new(Code::new(shards));
+        let paths = Paths::new(&code, &SessionConfig::fast(), &pool, &budget);
         (pool, budget, shards, paths)
     }
 
