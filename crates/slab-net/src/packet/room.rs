@@ -233,7 +233,8 @@ impl PacketBuf {
     /// Puts `header` in front of the contents.
     ///
     /// Moves nothing if it fits into the [`headroom`](Self::headroom). Otherwise shifts the contents if
-    /// the chunk has the room, or else moves them to another chunk.
+    /// the chunk has the room, or else moves them to another chunk; neither leaves new headroom, so have the
+    /// pool's buffers begin with [some](crate::PacketPoolBuilder::headroom) if several headers are to come.
     ///
     /// ```
     /// # use slab_net::PacketBuf;

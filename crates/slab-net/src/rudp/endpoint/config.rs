@@ -86,7 +86,8 @@ impl EndpointConfig {
     }
 
     /// Sets the most sessions that wait to be [accepted](super::Endpoint::accept). A new one beyond that is
-    /// refused. Default: 128.
+    /// refused. Default: 128. One that ends while it waits is searched for among them: with ten thousand, that takes
+    /// some ten microseconds.
     pub fn backlog(mut self, sessions: usize) -> Self {
         self.backlog = sessions;
         self

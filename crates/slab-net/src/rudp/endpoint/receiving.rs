@@ -21,6 +21,8 @@ impl Connection {
     /// limit](crate::PacketPoolBuilder::max_heap_memory) does not allow that. [`recv_segments`](Self::recv_segments)
     /// needs no such buffer.
     ///
+    /// Each message wakes all tasks that wait here: many share one connection better behind a queue, which one task fills.
+    ///
     /// Cancel-safe. Counts against tokio's cooperative budget.
     ///
     /// # Errors
