@@ -152,9 +152,18 @@ async fn serve(
                     peers.forget_silent(since);
                 }
             }
-            () = &mut stop => return Ok(peers.finish().await),
+            () = &mut stop => break,
         }
     }
+    // What has arrived is still served; what comes now, the kernel drops (where it can be told to: on Linux).
+    let most = receiver.stop().map_or(1000, |()| usize::MAX);
+    for _ in 0..most {
+        let Some(batch) = receiver.try_recv_batch()? else {
+            break;
+        };
+        peers.hand_over(batch, Instant::now());
+    }
+    Ok(peers.finish().await)
 }
 
 /// Sends ten datagrams, one after the other, and returns how many came back.

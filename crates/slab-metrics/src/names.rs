@@ -109,7 +109,7 @@ families! {
     POOL_FREES_TOTAL = Counter "slab_pool_frees_total",
         "Chunks returned; remote are those of other threads as far as that is sure, local all others.";
     POOL_EXHAUSTED_TOTAL = Counter "slab_pool_exhausted_total",
-        "Allocations that found the pool at its cap, by what became of them; without those of callers that could do without.";
+        "Allocations that found the pool at its cap, by what became of them; spare ones that a caller tried for are not among them.";
     POOL_WAITERS = Gauge "slab_pool_waiters",
         "Tasks that wait for a chunk of the size class now.";
     POOL_WAIT_SECONDS = Histogram(WaitTimes::BOUNDS_NANOS) "slab_pool_wait_seconds",
@@ -276,7 +276,7 @@ families! {
     RUDP_UNRELIABLE_DATAGRAMS_TOTAL = Counter "slab_rudp_unreliable_datagrams_total",
         "Unreliable datagrams of sessions, by direction.";
     RUDP_DROPPED_UNRELIABLE_DATAGRAMS_TOTAL = Counter "slab_rudp_dropped_unreliable_datagrams_total",
-        "Unreliable datagrams received and dropped, because nobody read them or there was no memory.";
+        "Unreliable datagrams received and dropped: nobody read them in time, the session was closed, or there was no memory.";
     RUDP_REJECTED_DATAGRAMS_TOTAL = Counter "slab_rudp_rejected_datagrams_total",
         "Datagrams refused because of what they contain, by reason.";
 }

@@ -46,16 +46,16 @@ impl Outside {
         }
     }
 
-    /// Does a slab have at most so many outside? `None` if that is known only when the [least is
+    /// Does a slab have at most this many outside? `None` if that is known only when the [least is
     /// found](Self::find_least).
-    pub(super) fn has_at_most(&self, out: u64) -> Option<bool> {
+    pub(super) fn has_at_most(&self, count: u64) -> Option<bool> {
         let Some(lowest) = self.slabs.iter().position(|&slabs| slabs > 0) else {
             return Some(false);
         };
         let (from, below) = ((1 << lowest) >> 1, 1_u64 << lowest);
-        if out + 1 >= below {
+        if count >= below - 1 {
             Some(true)
-        } else if out < from || out < self.least.into() {
+        } else if count < from || count < self.least.into() {
             Some(false)
         } else if self.with_least > 0 {
             Some(true)

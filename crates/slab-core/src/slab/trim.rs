@@ -21,8 +21,8 @@ use core::ops::Range;
 /// A trim releases the mutex at the latest after giving back this many bytes, for which a system takes a
 /// millisecond or less. A slab is given back at once, whatever its size.
 const PIECE_BYTES: usize = if MODELLED { 1 } else { 4 << 20 };
-/// And at the latest after looking at this many slabs, or at the stored chunks of one with which they are this many: a
-/// few hundred microseconds.
+/// And at the latest after looking at this many slabs, or when those had this many stored chunks, which takes a few
+/// hundred microseconds.
 const PIECE_SLABS: usize = 1024;
 const PIECE_CHUNKS: u32 = 1 << 16;
 

@@ -30,7 +30,7 @@ pub(super) struct Datagrams {
 impl Datagrams {
     fn new(max_unread: usize, account: Account) -> Self {
         Self {
-            unsent: VecDeque::with_capacity(MAX_UNSENT),
+            unsent: VecDeque::new(),
             received: VecDeque::new(),
             max_unread,
             account,

@@ -12,8 +12,9 @@
 //! which is never more than with random nonces. The child of a `fork` draws a first nonce of its own. Where the
 //! system cannot clear memory in it (before Linux 4.14, and elsewhere), it is recognised by its process id, which
 //! leaves one case: a child that has the id of the very process that drew last, because that has exited or is in
-//! another PID namespace, goes on with the same nonces, and has to create its keys itself. So do copies of a virtual
-//! machine that go on from one snapshot, everywhere: nothing tells them that they are copies.
+//! another PID namespace, goes on with the same nonces. So do copies of a virtual machine that go on from one snapshot,
+//! on every system: nothing tells them that they are copies. There, open endpoints (and create each [`AesGcm`] that is
+//! used without one) afterwards, or change the key.
 //!
 //! # What it does not do
 //!

@@ -6,13 +6,20 @@
 //! enough.
 
 use super::FecShards;
+use core::fmt;
 use reed_solomon_erasure::galois_8::{self, ReedSolomon};
 
-#[derive(Debug)]
 pub(in crate::rudp) struct Code {
     pub(in crate::rudp) shards: FecShards,
     /// Row by row: a row for each parity shard, a column for each data shard.
     matrix: Box<[u8]>,
+}
+
+/// Without the matrix, which may have 16 thousand numbers.
+impl fmt::Debug for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Code").field(&self.shards).finish()
+    }
 }
 
 impl Code {

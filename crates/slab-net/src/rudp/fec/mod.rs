@@ -61,8 +61,9 @@ pub struct FecShards {
 impl FecShards {
     /// Adds `parity` datagrams to every `data` datagrams.
     ///
-    /// The time that recovery takes grows with nearly the cube of the losses in a group: 0.02 ms for 3 with (10, 3),
-    /// 2 ms for 64 with (64, 64), 12 ms for 128 with (128, 128), on an Intel Xeon. The endpoint's other sessions wait.
+    /// The time that recovery takes grows with more than the square of the losses in a group: of shards of 1400 bytes,
+    /// 0.01 ms for 3 with (10, 3), 1.7 ms for 64 with (64, 64), and 8 ms for 128 with (128, 128), on an Intel Xeon. The
+    /// endpoint's other sessions wait meanwhile.
     ///
     /// # Errors
     /// One of the counts is zero, or their sum is above 256.
