@@ -14,6 +14,7 @@ use std::collections::HashMap;
 use std::error::Error;
 use std::io::Write;
 use std::net::SocketAddr;
+use std::ops::AddAssign;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use tokio::net::UdpSocket;
@@ -43,8 +44,8 @@ struct Peers {
     sender: UdpSender,
     max: usize,
     by_address: HashMap<SocketAddr, Peer>,
-    /// Each returns how many datagrams it echoed.
-    tasks: JoinSet<usize>,
+    /// As many as there are peers, and those of forgotten peers that are not done yet.
+    tasks: JoinSet<Echoed>,
     counts: Counts,
 }
 
@@ -61,7 +62,22 @@ struct Counts {
     refused: usize,
     /// Of peers whose task has enough waiting.
     dropped: usize,
-    echoed: usize,
+    echoed: Echoed,
+}
+
+/// What a peer's task did.
+#[derive(Default)]
+struct Echoed {
+    sent: usize,
+    /// The system refused to send them.
+    unsent: usize,
+}
+
+impl AddAssign for Echoed {
+    fn add_assign(&mut self, other: Self) {
+        self.sent += other.sent;
+        self.unsent += other.unsent;
+    }
 }
 
 impl Peers {
@@ -79,7 +95,7 @@ impl Peers {
     fn hand_over(&mut self, batch: PacketBatch, now: Instant) {
         let (address, datagrams) = (batch.source(), batch.datagrams());
         if !self.by_address.contains_key(&address) {
-            if self.by_address.len() == self.max {
+            if self.tasks.len() >= self.max {
                 self.counts.refused += datagrams;
                 return;
             }
@@ -114,20 +130,24 @@ impl Peers {
     async fn finish(mut self) -> Counts {
         self.by_address.clear();
         while let Some(ended) = self.tasks.join_next().await {
-            self.counts.echoed += ended.unwrap_or(0);
+            self.counts.echoed += ended.unwrap_or_default();
         }
         self.counts
     }
 }
 
-/// A peer's task: what a server knows of a peer would live here, without a lock. Here it is one number.
-async fn echo(sender: UdpSender, mut batches: mpsc::Receiver<PacketBatch>) -> usize {
-    let mut echoed = 0;
+/// A peer's task: what a server knows of a peer would live here, without a lock. Here it is two numbers.
+async fn echo(sender: UdpSender, mut batches: mpsc::Receiver<PacketBatch>) -> Echoed {
+    let mut echoed = Echoed::default();
     while let Some(batch) = batches.recv().await {
         // All datagrams of the batch in one system call, out of the memory into which they were received.
-        echoed += match sender.send(&batch.reply()).await {
+        let sent = match sender.send(&batch.reply()).await {
             Ok(sent) => sent,
             Err(error) => error.sent(),
+        };
+        echoed += Echoed {
+            sent,
+            unsent: batch.datagrams() - sent,
         };
     }
     echoed
@@ -146,7 +166,7 @@ async fn serve(
     loop {
         tokio::select! {
             batch = receiver.recv_batch() => peers.hand_over(batch?, Instant::now()),
-            Some(ended) = peers.tasks.join_next() => peers.counts.echoed += ended.unwrap_or(0),
+            Some(ended) = peers.tasks.join_next() => peers.counts.echoed += ended.unwrap_or_default(),
             _ = every_second.tick() => {
                 if let Some(since) = Instant::now().checked_sub(idle) {
                     peers.forget_silent(since);
@@ -218,10 +238,12 @@ async fn run(options: Options) -> Result<(), Box<dyn Error>> {
     } = counts;
     writeln!(
         out,
-        "summary received={} no_memory={} peers={peers} refused={refused} dropped={dropped} echoed={echoed} \
+        "summary received={} lost_by_receiver={} peers={peers} refused={refused} dropped={dropped} echoed={} unsent={} \
          pool_in_use={}",
         received.received_datagrams,
         received.dropped(),
+        echoed.sent,
+        echoed.unsent,
         pool.slab().stats().in_use(),
     )?;
     Ok(())

@@ -436,6 +436,7 @@ fn growth_that_is_refused_midway_keeps_its_first_slabs() {
         .unwrap();
     let slabs = || pool.stats().committed_bytes / pool.stats().slab_bytes;
     let mut held = Vec::new();
+    // The fourth of eight; then the fifth of eight is the last that is given.
     refuse_requests(3..4, || held.push(pool.try_alloc(1024).unwrap()));
     assert_eq!(slabs(), 3);
     let requests = refuse_requests(5..u32::MAX, || {

@@ -32,6 +32,10 @@ impl Outside {
     /// A slab of the class has so many chunks outside now.
     pub(super) fn note(&mut self, out: u32) {
         self.slabs[magnitude(out)] += 1;
+        self.note_least(out);
+    }
+
+    fn note_least(&mut self, out: u32) {
         if out < self.least {
             (self.least, self.with_least) = (out, 0);
         }
@@ -67,12 +71,7 @@ impl Outside {
     /// Finds the least, given what each of the slabs has outside.
     pub(super) fn find_least(&mut self, slabs: impl Iterator<Item = u32>) {
         (self.least, self.with_least) = (u32::MAX, 0);
-        for out in slabs {
-            if out < self.least {
-                (self.least, self.with_least) = (out, 0);
-            }
-            self.with_least += u32::from(out == self.least);
-        }
+        slabs.for_each(|out| self.note_least(out));
     }
 }
 

@@ -21,9 +21,10 @@ use core::ops::Range;
 /// A trim releases the mutex at the latest after giving back this many bytes, for which a system takes a
 /// millisecond or less. A slab is given back at once, whatever its size.
 const PIECE_BYTES: usize = if MODELLED { 1 } else { 4 << 20 };
-/// And at the latest after looking at this many slabs, or when those had this many stored chunks, which takes a few
-/// hundred microseconds.
+/// And at the latest after looking at this many slabs.
 const PIECE_SLABS: usize = 1024;
+/// And at the latest with the slab with which it has looked at this many stored chunks, which takes a few hundred
+/// microseconds.
 const PIECE_CHUNKS: u32 = 1 << 16;
 
 /// A trim in progress. The state in which it began bounds it: what becomes free meanwhile is for the next.
@@ -253,6 +254,17 @@ mod tests {
         std::iter::from_fn(|| slabs.trim_piece(arena, classes, &mut trim)).sum()
     }
 
+    /// A pool of one class, and all its chunks.
+    #[cfg(not(miri))]
+    fn all_of_16_mib(chunk_bytes: usize) -> (Arena, Box<ClassTable>, Slabs, Vec<u32>) {
+        let list = SizeClasses::explicit(&[chunk_bytes]).unwrap();
+        let classes = ClassTable::new(list, 16 << 20);
+        let arena = Arena::reserve(16 << 20, classes.slab_bytes()).unwrap();
+        let mut slabs = Slabs::new(&arena, classes.count(), Growth::Slab).unwrap();
+        let units = carve_all(&mut slabs, &arena, &classes, 0);
+        (arena, classes, slabs, units)
+    }
+
     #[test]
     fn trim_stops_at_its_target_and_trimmed_slabs_come_back() {
         let (arena, classes) = fixture();
@@ -336,13 +348,8 @@ mod tests {
     #[test]
     #[cfg(not(miri))] // Writes 16 MiB in turn.
     fn trim_keeps_chunks_taken_between_two_of_its_pieces() {
-        const CAP: usize = 16 << 20;
-        let list = SizeClasses::explicit(&[65536]).unwrap();
-        let classes = ClassTable::new(list, CAP);
-        let arena = Arena::reserve(CAP, classes.slab_bytes()).unwrap();
-        let mut slabs = Slabs::new(&arena, classes.count(), Growth::Slab).unwrap();
-        let units = carve_all(&mut slabs, &arena, &classes, 0);
-        assert_eq!(units.len(), CAP / 65536);
+        let (arena, classes, mut slabs, units) = all_of_16_mib(65536);
+        assert_eq!(units.len(), 256);
         slabs.store(&arena, 0, &units);
         let mut trimming = slabs.begin_trim(0);
         let mut piece = |slabs: &mut Slabs| slabs.trim_piece(&arena, &classes, &mut trimming);
@@ -371,12 +378,7 @@ mod tests {
     #[test]
     #[cfg(not(miri))] // Many chunks.
     fn a_piece_is_short_also_where_nothing_can_be_given_back() {
-        const CAP: usize = 16 << 20;
-        let list = SizeClasses::explicit(&[64]).unwrap();
-        let classes = ClassTable::new(list, CAP);
-        let arena = Arena::reserve(CAP, classes.slab_bytes()).unwrap();
-        let mut slabs = Slabs::new(&arena, classes.count(), Growth::Slab).unwrap();
-        let units = carve_all(&mut slabs, &arena, &classes, 0);
+        let (arena, classes, mut slabs, units) = all_of_16_mib(64);
         let every_second: Vec<_> = units.iter().copied().step_by(2).collect();
         slabs.store(&arena, 0, &every_second);
         let mut trim = slabs.begin_trim(0);

@@ -99,7 +99,7 @@ impl EndpointConfig {
     /// Sends parity, in the format of kcp-go, and recovers lost datagrams from it; takes 8 bytes of the
     /// [MTU](crate::rudp::SessionConfig::mtu). Both ends need the same counts. Default: none.
     ///
-    /// Computes the code, which takes 0.03 ms for (10, 3) and 8 ms for (128, 128): so make a configuration once, and
+    /// Computes the code, which takes 0.03 ms for (10, 3) and 8 ms for (128, 128) on an Intel Xeon: so make a configuration once, and
     /// clone it.
     ///
     /// This pays if round trips are long and messages urgent: what is lost need not be sent again. No parity is
