@@ -1,9 +1,9 @@
 //! [`SlabAllocator`]: collections that live in a pool, by the `allocator-api2` interface.
 
-use crate::builder::SlabPoolBuilder;
-use crate::chunk::Chunk;
 use crate::error::ConfigError;
+use crate::handle::chunk::Chunk;
 use crate::pool::SlabPool;
+use crate::pool::builder::SlabPoolBuilder;
 use allocator_api2::alloc::{AllocError, Allocator};
 use core::alloc::Layout;
 use core::fmt;

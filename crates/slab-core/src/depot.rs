@@ -23,9 +23,9 @@
 //! at the cap, to reclaim, which expects batches to move (`reclaim.rs`). For blocks it is: see [`Depot::empty_block`].
 
 use crate::class::MAX_CLASSES;
-use crate::geometry::{BATCH_MAX, ClassTable};
+use crate::class::geometry::{BATCH_MAX, ClassTable};
 use crate::sync::{AtomicU32, AtomicU64, Backoff, MODELLED, Mutex, Ordering, Table, Zeroable};
-use crate::units::{with_units, write_units};
+use crate::thread_cache::units::{with_units, write_units};
 use arrayvec::ArrayVec;
 
 /// No block: the end of a stack. Block 0 exists but is never used.

@@ -53,108 +53,51 @@ extern crate alloc;
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("slab-core reserves address space generously and needs a 64-bit target");
 
-mod advisor;
-mod allocate;
 #[cfg(feature = "allocator-api2")]
 mod allocator;
 mod arena;
-mod batch;
-mod builder;
-mod census;
-mod chunk;
 mod class;
 mod depot;
+mod diagnostics;
 mod directory;
-mod episode;
 mod error;
-#[cfg(all(test, not(any(loom, shuttle, miri))))]
-mod faults;
-#[cfg(all(feature = "std", target_os = "linux", not(any(loom, shuttle, miri))))]
-mod fork;
-mod free;
-mod geometry;
-#[cfg_attr(not(feature = "std"), allow(dead_code))] // No thread has magazines.
-mod guard;
-mod handoff;
-mod hardening;
-#[cfg(feature = "std")]
-mod held_wakes;
-mod inner;
-#[cfg(all(test, not(any(loom, shuttle))))]
-mod layout;
-#[cfg(feature = "std")]
-mod local;
-#[cfg_attr(not(feature = "std"), allow(dead_code))] // No thread has magazines.
-mod magazine;
-#[cfg(all(test, loom))]
-mod model;
-#[cfg(not(all(feature = "std", target_os = "linux", not(any(loom, shuttle, miri)))))]
-mod no_fork;
-#[cfg(not(feature = "std"))]
-mod no_local;
-#[cfg(not(feature = "std"))]
-mod no_wait_times;
-mod numbers;
-mod oversize;
-mod place;
+mod handle;
 mod pool;
-mod raw;
+#[cfg(test)]
+mod proofs;
 mod reclaim;
-mod recorder;
-#[cfg_attr(not(feature = "std"), allow(dead_code))] // No thread has magazines.
-mod registry;
-mod request;
-#[cfg(all(test, shuttle))]
-mod schedule;
-mod shared;
 mod singles;
 mod slab;
-#[cfg(any(not(feature = "std"), all(test, not(any(loom, shuttle)))))]
-mod spin;
-mod stats;
 mod sync;
 mod sys;
 #[cfg_attr(not(feature = "std"), allow(dead_code))] // No thread has magazines.
 mod thread_cache;
-#[cfg(feature = "leak-tracking")]
-mod track;
 mod typed;
-mod units;
 mod wait;
-#[cfg(feature = "std")]
-mod wait_times;
-mod wipe;
 
-#[cfg(not(all(feature = "std", target_os = "linux", not(any(loom, shuttle, miri)))))]
-use no_fork as fork;
-#[cfg(not(feature = "std"))]
-use no_local as local;
-#[cfg(not(feature = "std"))]
-use no_wait_times as wait_times;
-
-pub use advisor::{Advice, SizeHistogram, Waste};
 #[cfg(feature = "allocator-api2")]
 pub use allocator::SlabAllocator;
-pub use batch::{ChunkBatch, IntoChunks};
-pub use builder::{Backing, Growth, Mode, SlabPoolBuilder};
-pub use chunk::Chunk;
 pub use class::{CHUNK_ALIGN, MAX_CHUNK_ALIGN, MAX_CHUNK_BYTES, MAX_CLASSES, SizeClasses};
-pub use error::{AllocError, BuildInError, ConfigError, NotAChunk};
-#[cfg(feature = "std")]
-pub use held_wakes::{HeldWakes, hold_wakes};
-pub use oversize::{AnyChunk, HeapChunk};
-pub use pool::SlabPool;
-pub use shared::{Clones, SharedChunk};
-pub use stats::{ClassStats, PoolStats};
+pub use diagnostics::advisor::{Advice, SizeHistogram, Waste};
 #[cfg(feature = "leak-tracking")]
-pub use track::LiveChunk;
+pub use diagnostics::track::LiveChunk;
+pub use error::{AllocError, BuildInError, ConfigError, NotAChunk};
+pub use handle::batch::{ChunkBatch, IntoChunks};
+pub use handle::chunk::Chunk;
+pub use handle::oversize::{AnyChunk, HeapChunk};
+pub use handle::shared::{Clones, SharedChunk};
+pub use handle::wipe::wipe;
+pub use pool::SlabPool;
+pub use pool::builder::{Backing, Growth, Mode, SlabPoolBuilder};
+pub use pool::stats::{ClassStats, PoolStats};
 #[cfg(feature = "std")]
 pub use typed::{GlobalBox, GlobalTag, StaticSlab};
 pub use typed::{InsertError, Slab, SlabBox, SlabBuilder};
 pub use wait::Alloc;
 #[cfg(feature = "std")]
-pub use wait_times::WaitTimes;
-pub use wipe::wipe;
+pub use wait::held_wakes::{HeldWakes, hold_wakes};
+#[cfg(feature = "std")]
+pub use wait::times::WaitTimes;
 
 /// The README's example, as a test.
 #[cfg(all(doctest, feature = "std"))]

@@ -30,11 +30,11 @@
 
 use crate::class::MAX_CLASSES;
 use crate::error::AllocError;
-use crate::inner::Inner;
-use crate::magazine::Magazine;
-use crate::registry::Registry;
+use crate::pool::inner::Inner;
 use crate::slab::{Carved, Slabs};
 use crate::sync::{MutexGuard, Ordering, heavy_barrier};
+use crate::thread_cache::magazine::Magazine;
+use crate::thread_cache::registry::Registry;
 use crate::wait::Waiters;
 use arrayvec::ArrayVec;
 use core::ops::Range;

@@ -1,5 +1,5 @@
 //! What goes wrong around a pool: no address space, threads that die, processes that fork.
-//! (That the system refuses memory at the n-th request is tested in `src/faults.rs`.)
+//! (That the system refuses memory at the n-th request is tested in `src/proofs/faults.rs`.)
 #![cfg(all(target_os = "linux", not(miri)))]
 
 mod common;

@@ -13,9 +13,9 @@
 mod ring;
 mod stack;
 
-use crate::builder::Mode;
 use crate::directory;
-use crate::inner::Inner;
+use crate::pool::builder::Mode;
+use crate::pool::inner::Inner;
 use crate::sync::AtomicU32;
 use alloc::vec::Vec;
 use core::ptr::NonNull;
@@ -195,12 +195,12 @@ mod kinds {
 #[cfg(all(test, loom))]
 mod tests {
     use super::*;
-    use crate::builder::SlabPoolBuilder;
     use crate::class::SizeClasses;
-    use crate::geometry::ClassTable;
-    use crate::inner::{ENDED, Handle};
-    use crate::model::pools::{Flag, Sendable};
-    use crate::model::{classes, model};
+    use crate::class::geometry::ClassTable;
+    use crate::pool::builder::SlabPoolBuilder;
+    use crate::pool::inner::{ENDED, Handle};
+    use crate::proofs::model::pools::{Flag, Sendable};
+    use crate::proofs::model::{classes, model};
     use crate::reclaim::Collected;
     use crate::wait::{Afterwards, Answer, Turn};
     use alloc::sync::Arc;

@@ -185,7 +185,7 @@ impl Ring {
 #[cfg(all(test, loom))]
 mod tests {
     use super::*;
-    use crate::model::model;
+    use crate::proofs::model::model;
     use crate::sync::AtomicU32;
     use loom::thread;
     use std::sync::Arc;

@@ -177,7 +177,7 @@ impl Stack {
 #[cfg(all(test, loom))]
 mod tests {
     use super::*;
-    use crate::model::model;
+    use crate::proofs::model::model;
     use loom::thread;
     use std::sync::Arc;
 

@@ -13,7 +13,7 @@
 use super::{Slabs, UNUSED};
 use crate::arena::Arena;
 use crate::class::CHUNK_ALIGN;
-use crate::geometry::ClassTable;
+use crate::class::geometry::ClassTable;
 use crate::sync::MODELLED;
 use crate::sys::page_size;
 use core::ops::Range;
@@ -225,9 +225,9 @@ fn whole_pages(run: &Range<usize>, page_bytes: usize) -> Range<usize> {
 mod tests {
     use super::super::tests::{carve_all, fixture};
     use super::*;
-    use crate::builder::Growth;
     #[cfg(not(miri))]
     use crate::class::SizeClasses;
+    use crate::pool::builder::Growth;
 
     #[test]
     fn whole_pages_leaves_out_partly_covered_pages() {

@@ -9,7 +9,7 @@
 //! |---|---|
 //! | here | [`Slab`] and its builder |
 //! | `slab_box` | [`SlabBox`], which owns a value: 16 bytes |
-//! | `global` | slabs in a `static`, and [`GlobalBox`], which finds its slab by its type: 8 bytes |
+//! | `global` | slabs in a `static`, and `GlobalBox`, which finds its slab by its type: 8 bytes |
 //! | `owner` | the traits that both have by their value |
 
 #[cfg(feature = "std")]
@@ -21,13 +21,13 @@ mod slab_box;
 pub use global::{GlobalBox, GlobalTag, StaticSlab};
 pub use slab_box::SlabBox;
 
-use crate::builder::SlabPoolBuilder;
-use crate::chunk::Chunk;
+use crate::class::geometry::slab_bytes_for;
 use crate::class::{CHUNK_ALIGN, MAX_CHUNK_ALIGN, SizeClasses};
 use crate::error::{AllocError, BuildInError, ConfigError, NotAChunk};
-use crate::geometry::slab_bytes_for;
-use crate::inner::Inner;
+use crate::handle::chunk::Chunk;
 use crate::pool::SlabPool;
+use crate::pool::builder::SlabPoolBuilder;
+use crate::pool::inner::Inner;
 use alloc::string::String;
 use core::fmt;
 use core::future::Future;

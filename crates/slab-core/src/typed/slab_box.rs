@@ -2,8 +2,8 @@
 
 use super::chunk_at;
 use super::owner::as_its_value;
-use crate::chunk::Chunk;
-use crate::inner::Inner;
+use crate::handle::chunk::Chunk;
+use crate::pool::inner::Inner;
 use core::marker::PhantomData;
 use core::mem::{ManuallyDrop, MaybeUninit};
 use core::ops::{Deref, DerefMut};

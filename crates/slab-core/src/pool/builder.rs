@@ -1,0 +1,394 @@
+//! [`SlabPoolBuilder`]: how a pool is set up.
+
+use crate::arena::Arena;
+use crate::class::SizeClasses;
+use crate::class::geometry::ClassTable;
+use crate::error::{BuildInError, ConfigError};
+use crate::pool::SlabPool;
+use crate::pool::inner::Inner;
+use crate::sys::page_size;
+use alloc::string::String;
+use core::mem::MaybeUninit;
+#[cfg(feature = "leak-tracking")]
+use core::num::NonZeroU32;
+
+/// How many slabs a pool commits at a time while it grows towards its cap.
+///
+/// Committing makes addresses usable; pages are backed when they are first touched. More slabs at a
+/// time mean fewer system calls while a pool fills, and a larger figure for what is committed.
+#[derive(Debug, Clone, Copy, Default)]
+#[non_exhaustive]
+pub enum Growth {
+    /// One slab.
+    #[default]
+    Slab,
+    /// As many as there are already.
+    Double,
+    /// As many as the function returns, given how many slabs there are; at least one. The function is
+    /// called while the pool is locked and must not use any pool: it could deadlock.
+    Custom(fn(committed_slabs: usize) -> usize),
+}
+
+impl Growth {
+    pub(crate) fn slabs(self, committed: usize) -> usize {
+        match self {
+            Self::Slab => 1,
+            Self::Double => committed,
+            Self::Custom(f) => f(committed),
+        }
+    }
+}
+
+/// Where a pool keeps free chunks, which decides what an allocation and a free cost.
+///
+/// Everything else is the same in all modes: the cap, waiting, trim, statistics, handles.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Mode {
+    /// In each thread's magazines, from which whole batches go to the depot and come back. An
+    /// allocation or a free is a few plain loads and stores. A thread keeps at most 112 free chunks of a
+    /// class, and at most 2 MiB of it or 1/128 of the cap, whichever is less; but up to two of any size.
+    /// At most 4096 threads at a time have magazines; the depot serves the others, as in
+    /// [`Locked`](Self::Locked). Right for almost everyone; without the feature `std` it is
+    /// [`DepotOnly`](Self::DepotOnly).
+    ThreadCached,
+    /// In one lock-free stack a class. Every allocation and free is a compare-and-swap on a word
+    /// that all threads share (some ten times the cost, more under contention). In return, no thread
+    /// holds free chunks: any thread can allocate any of them at once. Right for many threads that
+    /// allocate seldom, and where memory is tighter than time.
+    DepotOnly,
+    /// In one ring a class, first in, first out, over a fixed population: each class has an equal
+    /// share of the cap's slabs (a remainder of fewer slabs than classes stays unused), which it takes when
+    /// it first needs them and then keeps (trim gives back their pages, not the slabs). So no class can
+    /// starve another, and a freed chunk rests until all that were freed before it are used again, which
+    /// leaves the least to destroy for late writes by foreign code or hardware. (Chunks that trim or a wait
+    /// has put back into their slabs, and those that were never used, are used only when the ring is empty.)
+    /// The price beyond that of `DepotOnly`: chunks come back cold. A pool of one class in this mode
+    /// replaces a channel full of buffers.
+    Ring,
+    /// In batches, under one mutex a class. Useful only as a baseline to measure the others against,
+    /// and to find all free chunks of a class in one place with a debugger.
+    Locked,
+}
+
+impl Mode {
+    /// The mode that a pool asked for this one has: without `std` no thread has magazines.
+    pub(crate) fn in_effect(self) -> Self {
+        match self {
+            Self::ThreadCached if cfg!(not(feature = "std")) => Self::DepotOnly,
+            mode => mode,
+        }
+    }
+}
+
+impl Default for Mode {
+    /// [`ThreadCached`](Self::ThreadCached) where there are threads.
+    fn default() -> Self {
+        Self::ThreadCached.in_effect()
+    }
+}
+
+/// When the pool's memory is backed by the system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum Backing {
+    /// Page by page, when a chunk is first written.
+    #[default]
+    OnDemand,
+    /// All of it when the pool is built: the pool never grows, and no first write meets a page fault, except
+    /// to what a [`trim`](SlabPool::trim) has given back.
+    Prefault,
+    /// As [`Prefault`](Self::Prefault), and locked into memory (`mlock`), which the system may limit.
+    /// Nothing of it goes back to the system: [`trim`](SlabPool::trim) returns 0. Where there is no
+    /// `mmap`, nothing is locked; nor is it in the child of a `fork`, for the system does not pass locks on.
+    Locked,
+}
+
+/// The configuration of a [`SlabPool`].
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct SlabPoolBuilder {
+    pub(crate) name: String,
+    pub(crate) size_classes: SizeClasses,
+    pub(crate) max_memory: usize,
+    pub(crate) mode: Mode,
+    pub(crate) zero_on_free: bool,
+    pub(crate) hardened: bool,
+    pub(crate) guard_pages: bool,
+    pub(crate) record_sizes: bool,
+    #[cfg(feature = "leak-tracking")]
+    pub(crate) track_leaks: Option<NonZeroU32>,
+    pub(crate) growth: Growth,
+    pub(crate) backing: Backing,
+    pub(crate) huge_pages: bool,
+    pub(crate) max_oversize_memory: usize,
+}
+
+impl Default for SlabPoolBuilder {
+    fn default() -> Self {
+        Self {
+            name: "default".into(),
+            size_classes: SizeClasses::network(),
+            max_memory: 64 << 20,
+            mode: Mode::default(),
+            zero_on_free: false,
+            hardened: false,
+            guard_pages: false,
+            record_sizes: false,
+            #[cfg(feature = "leak-tracking")]
+            track_leaks: None,
+            growth: Growth::Slab,
+            backing: Backing::OnDemand,
+            huge_pages: false,
+            max_oversize_memory: 0,
+        }
+    }
+}
+
+impl SlabPoolBuilder {
+    /// Sets the pool's name in metrics and log events. Default: `default`.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = name.into();
+        self
+    }
+
+    /// Sets the chunk sizes. Default: [`SizeClasses::network`].
+    pub fn size_classes(mut self, classes: SizeClasses) -> Self {
+        self.size_classes = classes;
+        self
+    }
+
+    /// Sets the cap in bytes, rounded down to whole slabs: chunks never take more memory than this.
+    /// Bookkeeping comes on top: a thread that uses pools takes half a KiB for each of their size classes, at least a page,
+    /// out of 512 KiB of addresses. (All of these count where the system promises no more than it has, as Windows, or Linux
+    /// with `vm.overcommit_memory=2`, and where a process locks all of its memory by `mlockall`.) Chunks of 64 bytes that
+    /// were each shared at some time take up to a seventh of their memory (14 % as measured), larger ones less. Without
+    /// the feature `std`, room for all of it is taken from the heap when the pool is built: of a cap that is a power of
+    /// two, a fifth if the smallest chunks have 64 bytes, in [`Mode::Ring`] a third; for 256 KiB of chunks of 1536 bytes,
+    /// three tenths; of a cap just above one, up to three fifths more.
+    /// Default: 64 MiB.
+    ///
+    /// A slab is four times the largest size class, rounded up to a power of two, but at least 64 KiB: 256 KiB
+    /// with the default classes, 4 MiB with [`SizeClasses::general`]. It serves one class as long as any of its
+    /// chunks is in use. So if the cap holds fewer slabs than there are classes in use at once, some class finds no
+    /// memory while chunks of others are free: give a small pool few [classes](SizeClasses::explicit).
+    ///
+    /// ```
+    /// # use slab_core::{SizeClasses, SlabPool};
+    /// let small = SlabPool::builder().max_memory(256 << 10).build()?;
+    /// let held = small.try_alloc(1500)?;
+    /// assert!(small.try_alloc(64).is_err(), "the only slab serves 1536 bytes");
+    ///
+    /// let classes = SizeClasses::explicit(&[256, 2048])?; // slabs of 64 KiB
+    /// let small = SlabPool::builder().max_memory(256 << 10).size_classes(classes).build()?;
+    /// let held = (small.try_alloc(1500)?, small.try_alloc(64)?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn max_memory(mut self, bytes: usize) -> Self {
+        self.max_memory = bytes;
+        self
+    }
+
+    /// Sets where free chunks are kept. Default: [`Mode::ThreadCached`], in the threads' magazines;
+    /// without the feature `std`, [`Mode::DepotOnly`].
+    ///
+    /// ```
+    /// # use slab_core::{Mode, SizeClasses, SlabPool};
+    /// // 512 buffers that are handed round, like a channel full of them.
+    /// let buffers = SlabPool::builder()
+    ///     .mode(Mode::Ring)
+    ///     .size_classes(SizeClasses::explicit(&[2048])?)
+    ///     .max_memory(512 * 2048)
+    ///     .build()?;
+    /// let all: Vec<_> = (0..512).map_while(|_| buffers.try_alloc(2048).ok()).collect();
+    /// assert_eq!(all.len(), 512);
+    /// assert!(buffers.try_alloc(2048).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn mode(mut self, mode: Mode) -> Self {
+        self.mode = mode;
+        self
+    }
+
+    /// Overwrites each chunk with zeros when it is freed, so that no secret outlives its owner and
+    /// [`try_alloc_zeroed`](SlabPool::try_alloc_zeroed) has nothing left to do. Default: no.
+    ///
+    /// Heap blocks that stand in for chunks are overwritten too: those above the largest class
+    /// ([`max_oversize_memory`](Self::max_oversize_memory)), and those that `slab-net` uses as packet
+    /// buffers.
+    ///
+    /// Memory fresh from the system is zero already and is not written. Each allocation and free takes the
+    /// slow path, and each free the time to write the chunk.
+    pub fn zero_on_free(mut self, zero: bool) -> Self {
+        self.zero_on_free = zero;
+        self
+    }
+
+    /// Checks the use of chunks, to find errors in `unsafe` code that deals with them. Default: no.
+    ///
+    /// A freed chunk is filled with a pattern, which is checked when the chunk is handed out again. If it
+    /// was written to in between, that allocation panics and the chunk is never used again; a second free
+    /// of the same chunk panics. [`free_raw`](SlabPool::free_raw) and [`chunk_from_raw`](SlabPool::chunk_from_raw)
+    /// refuse pointers to chunks that are not in use.
+    ///
+    /// Each allocation and free takes the slow path, and the time to read or to write the chunk.
+    pub fn hardened(mut self, hardened: bool) -> Self {
+        self.hardened = hardened;
+        self
+    }
+
+    /// Makes the last page of each slab inaccessible, so that an access past the end of a slab's last
+    /// chunk ends the process, at once where chunks fill the slab up to that page (less than a chunk can be
+    /// left over). Default: no.
+    ///
+    /// Costs that page of the cap and the chunk that no longer fits (for the largest class, if its size
+    /// is a power of two, a quarter of the slab), but no time. Systems limit the number of mappings of a
+    /// process, and each slab takes two (on Linux that allows some 32 000 slabs by default). Without
+    /// `mmap` the page is only left unused. Has no effect on memory that is [lent](Self::build_in), nor
+    /// where a page is more than a quarter of a slab.
+    pub fn guard_pages(mut self, guard: bool) -> Self {
+        self.guard_pages = guard;
+        self
+    }
+
+    /// Bytes at the end of each slab that are inaccessible.
+    pub(crate) fn guard_bytes(&self, slab_bytes: usize) -> usize {
+        let page = page_size();
+        if self.guard_pages && page <= slab_bytes / 4 {
+            page
+        } else {
+            0
+        }
+    }
+
+    /// Records the size of every request, for [`size_histogram`](SlabPool::size_histogram), whose
+    /// [`advise`](crate::SizeHistogram::advise) finds the size classes that would waste least. Default: no.
+    ///
+    /// For a trial run: each allocation and free takes the slow path, and each allocation two atomic additions to words
+    /// that all threads share (an allocation and its free took 19 ns in place of 2.4 on an AMD Zen 4). Takes 4 MiB of
+    /// addresses, of which those pages are in memory that the requested sizes touch (without `mmap`, or the feature `std`,
+    /// all of it).
+    pub fn record_sizes(mut self, record: bool) -> Self {
+        self.record_sizes = record;
+        self
+    }
+
+    /// Records where chunks are allocated, for [`live_chunks`](SlabPool::live_chunks) and for a report at
+    /// the pool's end: one allocation in `one_in`; 1 records every one, 0 none. Default: none.
+    ///
+    /// Each allocation and free takes the slow path; each recorded one also a lock and a node of a map.
+    ///
+    /// The recorded place is where the library was called, as far as the language passes that on: with
+    /// `slab-net` not through chains and the methods of foreign traits, such as `Extend` of a packet buffer,
+    /// where it is a line of the library. What the heap serves, above the largest class, is not recorded.
+    ///
+    /// The report comes where the last handle goes. That can be the end of a thread that uses the pool just then, where a
+    /// subscriber that panics ends the process.
+    ///
+    /// Feature `leak-tracking`.
+    #[cfg(feature = "leak-tracking")]
+    pub fn track_leaks(mut self, one_in: u32) -> Self {
+        self.track_leaks = NonZeroU32::new(one_in);
+        self
+    }
+
+    /// Sets how many slabs to commit at a time. Default: [`Growth::Slab`].
+    pub fn growth(mut self, growth: Growth) -> Self {
+        self.growth = growth;
+        self
+    }
+
+    /// Sets when memory is backed by the system. Default: [`Backing::OnDemand`].
+    pub fn backing(mut self, backing: Backing) -> Self {
+        self.backing = backing;
+        self
+    }
+
+    /// Asks the system to back the pool with huge pages where it can (transparent huge pages on
+    /// Linux). A hint: nothing fails without them. Memory then goes back to the system in larger
+    /// pieces only, taken to be of 2 MiB: where the system's pages are larger than 4 KiB, and so its huge pages
+    /// larger than that, [`trim`](crate::SlabPool::trim) may count as given back what stays resident. With
+    /// [`guard_pages`](Self::guard_pages) a huge page has to fit between two of them, so there are none unless the
+    /// largest size class is above 512 KiB. Default: no.
+    pub fn huge_pages(mut self, advise: bool) -> Self {
+        self.huge_pages = advise;
+        self
+    }
+
+    /// Sets how many bytes of the heap requests above the largest size class may take at a time, on top
+    /// of [`max_memory`](Self::max_memory). See [`try_alloc_any`](SlabPool::try_alloc_any). Default: none,
+    /// such requests are refused.
+    pub fn max_oversize_memory(mut self, bytes: usize) -> Self {
+        self.max_oversize_memory = bytes;
+        self
+    }
+
+    /// Builds the pool: reserves its address range. Little memory is used yet (16 bytes a slab), unless
+    /// [`backing`](Self::backing) asks for it; but without `mmap`, or the feature `std`, all of it is taken from
+    /// the heap. Building takes some 80 KiB of the stack, in a debug build 128 KiB.
+    ///
+    /// # Errors
+    /// A cap that does not hold one slab (in [`Mode::Ring`]: one a class) or cannot be addressed, or
+    /// a system that will not reserve, or back, the memory.
+    pub fn build(self) -> Result<SlabPool, ConfigError> {
+        let classes = ClassTable::new(self.size_classes.clone(), self.max_memory);
+        Inner::open(classes, &self).map(SlabPool::from_handle)
+    }
+
+    /// Builds the pool over memory that the caller owns: a `static`, a region shared with a device,
+    /// memory of a kind that the system does not give by itself. Only the bookkeeping comes from
+    /// elsewhere.
+    ///
+    /// The cap is as many whole slabs as fit into `memory` from its first multiple of
+    /// [`MAX_CHUNK_ALIGN`](crate::MAX_CHUNK_ALIGN) on; [`max_memory`](Self::max_memory) is ignored.
+    /// Slabs are zeroed when they come into use. The caller decides how the memory is backed, and nothing
+    /// goes back to the system: [`trim`](SlabPool::trim) finds nothing to do, and the memory stays lent
+    /// when the pool is gone.
+    ///
+    /// ```
+    /// # use slab_core::SlabPool;
+    /// # use std::mem::MaybeUninit;
+    /// let memory = Box::leak(Box::<[u8]>::new_uninit_slice(1 << 20));
+    /// let here = memory.as_ptr_range();
+    /// let pool = SlabPool::builder().build_in(memory)?;
+    /// let chunk = pool.try_alloc(1500)?;
+    /// assert!(here.contains(&chunk.as_ptr().as_ptr().cast_const().cast()));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// A fixed pool in a `static`, as a program without an operating system has it (it needs a global
+    /// allocator for the bookkeeping):
+    ///
+    /// ```
+    /// use core::mem::MaybeUninit;
+    /// use slab_core::{SizeClasses, SlabPool};
+    ///
+    /// #[repr(align(4096))]
+    /// struct Region([MaybeUninit<u8>; 256 << 10]);
+    /// static mut REGION: Region = Region([MaybeUninit::uninit(); 256 << 10]);
+    ///
+    /// // SAFETY: this runs once, and nothing else refers to the region.
+    /// let memory = unsafe { &mut (*(&raw mut REGION)).0 };
+    /// let classes = SizeClasses::explicit(&[1536])?;
+    /// let pool = SlabPool::builder().size_classes(classes).build_in(memory)?;
+    /// assert_eq!(pool.max_memory(), 256 << 10);
+    /// # Ok::<(), slab_core::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As `build`, with the memory, which the caller gets back.
+    pub fn build_in(
+        self,
+        memory: &'static mut [MaybeUninit<u8>],
+    ) -> Result<SlabPool, BuildInError> {
+        let classes = ClassTable::new(self.size_classes.clone(), memory.len());
+        let mut arena = Some(Arena::lent(memory, classes.slab_bytes())?);
+        Inner::open_in(&mut arena, classes, &self)
+            .map(SlabPool::from_handle)
+            .map_err(|error| {
+                // The arena is still here.
+                let memory = arena.map(Arena::into_lent).unwrap_or_default();
+                BuildInError::new(error, memory)
+            })
+    }
+}

@@ -1,0 +1,506 @@
+//! The pool behind its handles: what it is made of, how its slow paths connect the layers, and its
+//! end.
+//!
+//! # Where a chunk is looked for (`allocate.rs`)
+//! 1. the thread's magazine (the fast path, in `mod.rs`: no lock, no read-modify-write)
+//! 2. a batch from the depot: one compare-and-swap, and the magazine is half full
+//! 3. fresh chunks from a slab: a mutex
+//!
+//! A free (`free.rs`) goes into the magazine of the thread that frees; a full magazine sends its older
+//! half to the depot as one batch. A thread without a cache (its thread-locals are being destroyed, or
+//! there are too many threads) uses the class's open batch instead.
+//!
+//! # Order of locks
+//! `slabs`, then `registry`, then waiting for a guard, then a class's open batch. Inside a guard an
+//! owner touches only open batches and lock-free stacks, so it never waits for a thread that waits for
+//! a guard.
+//!
+//! # The end of a pool
+//! No chunk counts a reference to its pool. When the last [`SlabPool`](crate::SlabPool) goes,
+//! [`close`](Inner::close) shuts all threads out of their magazines for good; from then on each
+//! free comes to [`free_uncached`](Inner::free_uncached), which counts down what is still in
+//! callers' hands. Whoever brings that to zero, the closer or the last free, unmaps the arena.
+
+use crate::arena::Arena;
+use crate::class::geometry::ClassTable;
+use crate::class::{CHUNK_ALIGN, MAX_CLASSES};
+use crate::depot::Depot;
+use crate::diagnostics::hardening::Hardening;
+use crate::diagnostics::recorder::SizeRecorder;
+#[cfg(feature = "leak-tracking")]
+use crate::diagnostics::track::Tracker;
+use crate::error::ConfigError;
+use crate::handle::oversize::Oversize;
+use crate::pool::builder::{Backing, Mode, SlabPoolBuilder};
+use crate::pool::episode::Episode;
+use crate::pool::fork;
+use crate::pool::request::Request;
+use crate::reclaim::SlabLayer;
+use crate::singles::Singles;
+use crate::slab::Slabs;
+use crate::sync::handoff::HandoffMutex;
+use crate::sync::{
+    AtomicBool, AtomicI64, AtomicU32, AtomicU64, MODELLED, Mutex, Ordering, Table, heavy_barrier,
+};
+use crate::sys::asan;
+use crate::thread_cache::guard::CLOSED;
+use crate::thread_cache::magazine::Tally;
+use crate::thread_cache::registry::{Registry, magazines};
+use alloc::boxed::Box;
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
+use core::ptr::NonNull;
+
+/// The most threads that have magazines in one pool at the same time; further ones work without.
+const MAX_THREAD_CACHES: usize = if MODELLED { 4 } else { 4096 };
+
+/// What the handles of a pool share; its drop closes the pool.
+#[derive(Debug)]
+pub(crate) struct Handle {
+    inner: NonNull<Inner>,
+}
+
+// SAFETY: `Inner` is `Send + Sync`, and the handle is only a way to reach it.
+unsafe impl Send for Handle {}
+// SAFETY: as above.
+unsafe impl Sync for Handle {}
+
+impl Handle {
+    /// Not derived from a reference: chunks keep this pointer, and the last of them frees the pool
+    /// through it.
+    pub(crate) fn as_ptr(&self) -> NonNull<Inner> {
+        self.inner
+    }
+
+    #[cfg(feature = "std")]
+    pub(crate) fn inner(&self) -> &Inner {
+        // SAFETY: `Inner` lives at least until `close`, which the drop of this handle calls.
+        unsafe { self.inner.as_ref() }
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // SAFETY: `Inner::open` builds the only handle of an inner, and this is its last use.
+        unsafe { Inner::close(self.inner) };
+    }
+}
+
+/// A class's counters of what bypasses the magazines, and of those of threads that have ended.
+#[derive(Debug)]
+pub(crate) struct Uncached {
+    pub(crate) from_depot: AtomicU64,
+    pub(crate) from_slab: AtomicU64,
+    pub(crate) frees: AtomicU64,
+    pub(crate) exhausted: AtomicU64,
+    pub(crate) waits: AtomicU64,
+    pub(crate) waiters_refused: AtomicU64,
+    pub(crate) exhaustion: Episode,
+    pub(crate) in_use_peak: AtomicU64,
+    /// The latest snapshot's frees, split so that neither part ever falls.
+    pub(crate) frees_local: AtomicU64,
+    pub(crate) frees_remote: AtomicU64,
+    /// By threads that have ended; see [`Tally`].
+    pub(crate) ended_remote: AtomicU64,
+    pub(crate) ended_flushed: AtomicU64,
+}
+
+impl Uncached {
+    /// Adds the counters of an empty magazine that is about to go. Under the registry's lock, as every look at
+    /// both.
+    pub(crate) fn take_over(&self, ended: &Tally) {
+        debug_assert_eq!(ended.cached, 0);
+        for (counter, more) in [
+            (&self.frees, ended.frees),
+            (&self.from_depot, ended.from_depot),
+            (&self.from_slab, ended.from_slab),
+            (&self.ended_remote, ended.frees_remote),
+            (&self.ended_flushed, ended.flushed),
+        ] {
+            counter.fetch_add(more, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Everything of a pool. Of it the fast path reads `classes` only; what leads from a handle to its memory and its count
+/// is in the directory, too.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct Inner {
+    base: NonNull<u8>,
+    /// The counts of references to chunks beyond the first (see `handle/shared.rs`), numbered as the nodes of a
+    /// binary tree are: at `(counts_from + unit) >> count_shift`, where `counts_from` is the arena's
+    /// number of units, rounded up to a power of two. So the counts of all classes of one shift lie side
+    /// by side, those of different shifts apart, and of a class only its shift has to be known.
+    counts: Table<AtomicU32>,
+    pub(crate) classes: ClassTable,
+    pub(crate) arena: Arena,
+    pub(crate) depot: Depot,
+    pub(crate) singles: Singles,
+    pub(crate) uncached: [Uncached; MAX_CLASSES],
+    pub(crate) too_large: AtomicU64,
+    /// Episodes in which the system refuses slabs.
+    pub(crate) commit_refusals: Episode,
+    pub(crate) slabs: HandoffMutex<SlabLayer>,
+    pub(crate) registry: Mutex<Registry>,
+    pub(crate) closed: AtomicBool,
+    /// Somebody waits for memory: what becomes free goes to its slab at once (see `wait`). Set under the
+    /// mutex of the slab layer, before that of the registry is taken to raise the gates, and so before the
+    /// depot is emptied; cleared under both.
+    pub(crate) under_pressure: AtomicBool,
+    /// Chunks in callers' hands, once the pool is closed.
+    pub(crate) live: AtomicI64,
+    pub(crate) home: Weak<Handle>,
+    pub(crate) name: Box<str>,
+    pub(crate) max_thread_caches: usize,
+    /// There are as many caches as allowed, and each has a thread. So further threads do not search all of them
+    /// under the registry's lock at each allocation and free. Changes under that lock. A plain atomic: a thread
+    /// that sees an old value searches in vain, or goes without a cache once more, so models need not see it.
+    pub(crate) no_cache_left: core::sync::atomic::AtomicBool,
+    pub(crate) oversize: Arc<Oversize>,
+    pub(crate) zero_on_free: bool,
+    pub(crate) hardening: Option<Hardening>,
+    pub(crate) recorder: Option<SizeRecorder>,
+    #[cfg(feature = "leak-tracking")]
+    pub(crate) tracker: Option<Tracker>,
+    /// Unique in the process, for ever.
+    pub(crate) id: u64,
+}
+
+// SAFETY: the only field that is not `Send` and `Sync` by itself is `base`, an address inside `arena`.
+unsafe impl Send for Inner {}
+// SAFETY: as above; all shared state is atomic or under a mutex.
+unsafe impl Sync for Inner {}
+
+// A plain thread-local: models run all their threads on one system thread.
+#[cfg(all(test, any(loom, shuttle)))]
+std::thread_local! {
+    /// Pools that have come to their end.
+    pub(crate) static ENDED: core::cell::Cell<u32> = const { core::cell::Cell::new(0) };
+}
+
+fn next_id() -> u64 {
+    // Plain std: models have no global state.
+    static NEXT: core::sync::atomic::AtomicU64 = core::sync::atomic::AtomicU64::new(0);
+    NEXT.fetch_add(1, core::sync::atomic::Ordering::Relaxed)
+}
+
+impl Inner {
+    /// Builds a pool; returns the one handle whose drop closes it.
+    pub(crate) fn open(
+        mut classes: Box<ClassTable>,
+        options: &SlabPoolBuilder,
+    ) -> Result<Arc<Handle>, ConfigError> {
+        let guard = options.guard_bytes(classes.slab_bytes());
+        classes.keep_out(guard);
+        let arena = Arena::reserve(options.max_memory, classes.slab_bytes())?;
+        let arena = arena
+            .with_guard(guard)
+            .with_lock(options.backing == Backing::Locked);
+        Self::open_in(&mut Some(arena), classes, options)
+    }
+
+    /// As [`open`](Self::open), in the arena of this slot, from which it is taken only where nothing can fail any more.
+    pub(crate) fn open_in(
+        slot: &mut Option<Arena>,
+        mut classes: Box<ClassTable>,
+        options: &SlabPoolBuilder,
+    ) -> Result<Arc<Handle>, ConfigError> {
+        const FULL: &str = "an arena is in the slot";
+        let arena = slot.as_ref().expect(FULL);
+        if options.huge_pages {
+            arena.advise_huge_pages();
+        }
+        let mode = options.mode.in_effect();
+        classes.take_numbers(mode == Mode::ThreadCached)?;
+        let reserve_error = |errno| ConfigError::Reserve {
+            bytes: arena.bytes(),
+            errno,
+        };
+        let units = arena.bytes() / CHUNK_ALIGN;
+        let counts_from = units.next_power_of_two();
+        let counts = Table::new((counts_from + units) >> classes.least_count_shift());
+        let counts = counts.map_err(reserve_error)?;
+        let max_thread_caches = if mode == Mode::ThreadCached {
+            MAX_THREAD_CACHES
+        } else {
+            0
+        };
+        // One more mover a class: an open batch that becomes whole is moved under its lock.
+        let movers = max_thread_caches + MAX_CLASSES;
+        let blocks = Depot::blocks(&classes, arena.slabs(), movers).map_err(reserve_error)?;
+        let lanes = Depot::lanes().map_err(reserve_error)?;
+        let slabs = Slabs::new(arena, classes.count(), options.growth);
+        let mut slabs = slabs.map_err(reserve_error)?;
+        let share = arena.slabs() / classes.count();
+        if mode == Mode::Ring {
+            if share == 0 {
+                return Err(ConfigError::CapBelowClasses {
+                    slabs: arena.slabs(),
+                    classes: classes.count(),
+                });
+            }
+            slabs.fix_shares(classes.count());
+        }
+        let singles = Singles::new(mode, classes.count() as u8, |class| {
+            share * classes.geometry(class).chunks_per_slab as usize
+        })
+        .map_err(reserve_error)?;
+        if options.backing != Backing::OnDemand {
+            slabs.back_all(arena).map_err(|errno| ConfigError::Back {
+                bytes: arena.bytes(),
+                errno,
+            })?;
+        }
+        let hardening = options
+            .hardened
+            .then(|| Hardening::new(arena.bytes(), options.zero_on_free))
+            .transpose()
+            .map_err(reserve_error)?;
+        let recorder = options.record_sizes.then(SizeRecorder::new).transpose();
+        let recorder = recorder.map_err(reserve_error)?;
+        #[cfg(feature = "leak-tracking")]
+        let tracker = options
+            .track_leaks
+            .map(|one_in| Tracker::new(arena.bytes(), one_in))
+            .transpose()
+            .map_err(reserve_error)?;
+        let mut inner = Box::new(Self {
+            id: next_id(),
+            base: arena.base(),
+            counts,
+            depot: Depot::new(blocks, lanes, &classes),
+            classes: *classes,
+            singles,
+            uncached: core::array::from_fn(|_| Uncached {
+                from_depot: AtomicU64::new(0),
+                from_slab: AtomicU64::new(0),
+                frees: AtomicU64::new(0),
+                exhausted: AtomicU64::new(0),
+                waits: AtomicU64::new(0),
+                waiters_refused: AtomicU64::new(0),
+                exhaustion: Episode::new(),
+                in_use_peak: AtomicU64::new(0),
+                frees_local: AtomicU64::new(0),
+                frees_remote: AtomicU64::new(0),
+                ended_remote: AtomicU64::new(0),
+                ended_flushed: AtomicU64::new(0),
+            }),
+            too_large: AtomicU64::new(0),
+            commit_refusals: Episode::new(),
+            slabs: HandoffMutex::new(SlabLayer::new(slabs)),
+            arena: slot.take().expect(FULL),
+            registry: Mutex::new(Vec::new()),
+            closed: AtomicBool::new(false),
+            under_pressure: AtomicBool::new(false),
+            live: AtomicI64::new(0),
+            home: Weak::new(),
+            max_thread_caches,
+            no_cache_left: core::sync::atomic::AtomicBool::new(false),
+            zero_on_free: options.zero_on_free,
+            hardening,
+            recorder,
+            #[cfg(feature = "leak-tracking")]
+            tracker,
+            oversize: Oversize::new(options.max_oversize_memory, options.zero_on_free),
+            name: options.name.as_str().into(),
+        });
+        let handle = Arc::new_cyclic(|home| {
+            inner.home = Weak::clone(home);
+            let inner = NonNull::from(Box::leak(inner));
+            // SAFETY: just leaked.
+            unsafe { inner.as_ref() }.enter_directory(inner, counts_from);
+            Handle { inner }
+        });
+        fork::watch(handle.as_ptr());
+        Ok(handle)
+    }
+
+    /// A handle to this pool, unless its last one is gone.
+    pub(crate) fn handle(&self) -> Option<Arc<Handle>> {
+        self.home.upgrade()
+    }
+
+    pub(crate) fn max_memory(&self) -> usize {
+        self.arena.bytes()
+    }
+
+    pub(crate) fn held_bytes(&self) -> usize {
+        self.slabs.lock().slabs.held() * self.arena.slab_bytes()
+    }
+
+    pub(crate) fn resident_bytes(&self) -> Option<usize> {
+        let slabs = self.slabs.lock().slabs.backed();
+        // Without the lock: what is committed meanwhile does not count yet.
+        self.arena.resident(slabs)
+    }
+
+    /// The first byte of a chunk.
+    #[inline(always)]
+    pub(crate) fn chunk_ptr(&self, unit: u32) -> NonNull<u8> {
+        // SAFETY: a chunk's unit is an offset inside the arena.
+        unsafe { self.base.add(unit as usize * CHUNK_ALIGN) }
+    }
+
+    /// Class and unit of the chunk that starts at `at`, if one does.
+    pub(crate) fn find_chunk(&self, at: NonNull<u8>) -> Option<(u8, u32)> {
+        // Below the base this wraps around, to far above the arena's size.
+        let offset = at.addr().get().wrapping_sub(self.base.addr().get());
+        if offset >= self.arena.bytes() || !offset.is_multiple_of(CHUNK_ALIGN) {
+            return None;
+        }
+        let unit = (offset / CHUNK_ALIGN) as u32;
+        let class = self.arena.class_of(self.arena.slab_of(unit) as usize)?;
+        let geometry = self.classes.geometry(class);
+        // With units of 32 bits, and without divisions up to here: one is left.
+        let in_slab = unit & (self.arena.slab_units() - 1);
+        let is_start = in_slab.is_multiple_of(geometry.units)
+            && in_slab / geometry.units < geometry.chunks_per_slab;
+        is_start.then_some((class, unit))
+    }
+
+    fn enter_directory(&self, this: NonNull<Self>, counts_from: usize) {
+        let numbers = self.classes.numbers();
+        numbers.enter(this, self.base, &self.counts, counts_from);
+    }
+
+    /// Does the pool have to look after each chunk that goes to a caller or comes back? If so, the gates
+    /// of all magazines send callers to the slow paths.
+    pub(crate) fn attends(&self) -> bool {
+        #[cfg(feature = "leak-tracking")]
+        if self.tracker.is_some() {
+            return true;
+        }
+        self.zero_on_free || self.hardening.is_some() || self.recorder.is_some()
+    }
+
+    /// A chunk goes to a caller; every slow path ends here.
+    pub(crate) fn handed_out(&self, class: u8, unit: u32, request: Request) {
+        if let Some(recorder) = &self.recorder {
+            recorder.record(request.len);
+        }
+        if let Some(hardening) = &self.hardening {
+            let bytes = self.classes.geometry(class).bytes;
+            asan::unpoison(self.chunk_ptr(unit), bytes);
+            // SAFETY: the chunk was just taken out of the pool's free chunks.
+            unsafe { hardening.handed_out(unit, self.chunk_ptr(unit), bytes) };
+        }
+        #[cfg(feature = "leak-tracking")]
+        if let Some(tracker) = &self.tracker {
+            tracker.handed_out(class, unit, request);
+        }
+    }
+
+    /// A chunk comes back from a caller, which may not touch it any more.
+    pub(crate) fn given_back(&self, class: u8, unit: u32) {
+        let (at, bytes) = (self.chunk_ptr(unit), self.classes.geometry(class).bytes);
+        #[cfg(feature = "leak-tracking")]
+        if let Some(tracker) = &self.tracker {
+            tracker.given_back(unit);
+        }
+        // Poisoned by `Chunk::free` already; this is the last access.
+        asan::unpoison(at, bytes);
+        if let Some(hardening) = &self.hardening {
+            // SAFETY: the caller's chunk, which nobody else has and which is `bytes` long.
+            unsafe { hardening.given_back(unit, at, bytes) };
+        } else if self.zero_on_free {
+            // SAFETY: as above.
+            unsafe { at.write_bytes(0, bytes) };
+        }
+        asan::poison(at, bytes);
+    }
+
+    /// Closes the pool. If no chunk is in a caller's hand it ends here, otherwise with the last free.
+    ///
+    /// # Safety
+    /// Called once, by the last handle.
+    unsafe fn close(this: NonNull<Self>) {
+        /// Closes the pool even if a subscriber of `tracing` panics at the report.
+        struct CloseOnDrop(NonNull<Inner>);
+
+        impl Drop for CloseOnDrop {
+            fn drop(&mut self) {
+                // SAFETY: the promise of the caller of `close`.
+                unsafe { Inner::close_unreported(self.0) };
+            }
+        }
+
+        let _close = CloseOnDrop(this);
+        #[cfg(feature = "leak-tracking")]
+        {
+            // SAFETY: nothing unmaps the pool before it is closed.
+            let pool = unsafe { this.as_ref() };
+            if let Some(tracker) = &pool.tracker {
+                tracker.report_at_end(pool);
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`close`](Self::close).
+    unsafe fn close_unreported(this: NonNull<Self>) {
+        // SAFETY: nothing unmaps the pool before `live` has been set up below.
+        let pool = unsafe { this.as_ref() };
+        let live = pool.shut_out_and_count();
+        // From the addition on, a free can end the pool at any moment, unless this call has to.
+        if pool.live.fetch_add(live, Ordering::AcqRel) + live == 0 {
+            // SAFETY: no chunk is in anyone's hand, no handle is left, and threads that still
+            // have a cache of this pool hold that cache alone.
+            unsafe { Self::unmap(this) };
+        }
+    }
+
+    /// Closes all magazines for ever; returns how many chunks are in callers' hands.
+    fn shut_out_and_count(&self) -> i64 {
+        let layer = self.slabs.lock();
+        let mut registry = self.registry.lock();
+        self.closed.store(true, Ordering::Relaxed);
+        magazines(&registry).for_each(|magazine| magazine.guard.raise(CLOSED));
+        heavy_barrier();
+        let mut live = 0;
+        for class in 0..self.classes.count() as u8 {
+            let mut tally = Tally::default();
+            for cache in registry.iter() {
+                let magazine = cache.magazine(class);
+                magazine.guard.wait_idle();
+                magazine.add_to(&mut tally);
+            }
+            // Under its lock: from here on, every free sees that the pool is closed.
+            let in_depot = self.depot.with_open(class, |_| self.depot.chunks(class));
+            // Shut by a bit in the word that a free changes: the free is in, and counted here, or sees
+            // the bit.
+            let singles = self.take_singles(class, true, |_| ());
+            live += layer.slabs.class(class).out() - in_depot - singles - tally.cached;
+        }
+        // A chunk that is never freed keeps the pool, but not the racks of threads.
+        let caches = core::mem::take(&mut *registry);
+        drop((registry, layer));
+        drop(caches);
+        live as i64
+    }
+
+    /// # Safety
+    /// Nobody reaches the pool any more.
+    pub(crate) unsafe fn unmap(this: NonNull<Self>) {
+        #[cfg(all(test, any(loom, shuttle)))]
+        ENDED.set(ENDED.get() + 1);
+        fork::forget(this);
+        // SAFETY: the box was leaked in `open`, and by contract this is its last use.
+        let pool = unsafe { Box::from_raw(this.as_ptr()) };
+        #[cfg(all(test, loom))]
+        let pool = pool.after_all_others();
+        drop(pool);
+    }
+
+    /// Loom reports what another thread did to these words last, unless it is ordered before this. (What
+    /// drops a word of loom's does not ask that.)
+    #[cfg(all(test, loom))]
+    fn after_all_others(mut self: Box<Self>) -> Box<Self> {
+        self.live.with_mut(|_| ());
+        for counters in &mut self.uncached {
+            counters.frees.with_mut(|_| ());
+        }
+        self.singles.after_all_others();
+        self
+    }
+}

@@ -1,0 +1,342 @@
+//! `std`, `loom` or `shuttle`: what an atomic, a mutex, a thread-local and a table are is decided
+//! here and nowhere else.
+//!
+//! Under `--cfg loom` atomics, the mutex and threads are loom's, so that a model explores every
+//! interleaving of the code that production runs; under `--cfg shuttle` they are shuttle's, which
+//! explores random ones of larger programs, with thread-locals. [`Table`] is then a plain vector,
+//! because their atomics cannot lie in memory that was mapped as zeros.
+//!
+//! What else is different for the checkers: memory comes from the heap (`sys`), nothing watches forks
+//! (`pool`), there are fewer classes (`class`), and sizes that depend on [`MODELLED`] are small.
+
+pub(crate) mod handoff;
+#[cfg(any(not(feature = "std"), all(test, not(any(loom, shuttle)))))]
+mod spin;
+
+pub(crate) use imp::*;
+
+/// Is this a build for a model checker? Then sizes are small, so that every path is taken within a
+/// few steps.
+pub(crate) const MODELLED: bool = cfg!(any(loom, shuttle));
+/// Is there no use for `membarrier`, because both halves of the barrier are fences?
+const SYMMETRIC: bool = cfg!(any(loom, shuttle, miri));
+
+/// The light half of the asymmetric barrier (see `guard`): orders the owner's stores before its
+/// loads as far as the compiler is concerned; the heavy half orders them in the processor.
+///
+/// Where [`heavy_barrier`] is a mere fence (no `membarrier`), this has to be one too: under a
+/// model checker (but for `proofs::model::membarrier`) and Miri always; otherwise the guard's gate keeps the
+/// owner off this path.
+#[inline(always)]
+pub(crate) fn light_barrier() {
+    #[cfg(all(test, loom))]
+    if crate::proofs::model::membarrier::point() {
+        return;
+    }
+    if SYMMETRIC {
+        fence(Ordering::SeqCst);
+    } else {
+        core::sync::atomic::compiler_fence(Ordering::SeqCst);
+    }
+}
+
+/// The heavy half: when it returns, every other thread of the process has executed a full barrier
+/// since it began, or executes one in [`light_barrier`].
+pub(crate) fn heavy_barrier() {
+    #[cfg(all(test, loom))]
+    if crate::proofs::model::membarrier::call() {
+        return;
+    }
+    fence(Ordering::SeqCst);
+    if !SYMMETRIC && crate::sys::has_membarrier() {
+        crate::sys::membarrier();
+    }
+}
+
+/// Can [`heavy_barrier`] reach into threads that only execute a compiler fence?
+pub(crate) fn barrier_is_asymmetric() -> bool {
+    SYMMETRIC || crate::sys::has_membarrier()
+}
+
+/// Waits a little inside a loop that waits for another thread: spins first, then yields, and in the end sleeps: to yield
+/// lets no thread run that the system ranks below this one (`SCHED_FIFO`), and that may be the one that it waits for.
+#[derive(Default)]
+pub(crate) struct Backoff(u32);
+
+impl Backoff {
+    const SPINS: u32 = 32;
+    #[cfg(feature = "std")]
+    const YIELDS: u32 = 1000;
+
+    pub(crate) fn snooze(&mut self) {
+        self.0 = self.0.saturating_add(1);
+        match self.0 {
+            _ if MODELLED => thread_yield(),
+            0..Self::SPINS => core::hint::spin_loop(),
+            #[cfg(feature = "std")]
+            Self::YIELDS.. => std::thread::sleep(core::time::Duration::from_micros(50)),
+            _ => thread_yield(),
+        }
+    }
+}
+
+#[cfg(not(any(loom, shuttle)))]
+mod imp {
+    #[cfg(not(feature = "std"))]
+    pub(crate) use crate::sync::spin::{Mutex, MutexGuard};
+    use crate::sys::Region;
+    #[cfg(not(feature = "std"))]
+    pub(crate) use core::hint::spin_loop as thread_yield;
+    use core::marker::PhantomData;
+    use core::ops::{Deref, DerefMut};
+    use core::ptr::NonNull;
+    pub(crate) use core::sync::atomic::{
+        AtomicBool, AtomicI64, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence,
+    };
+    #[cfg(feature = "std")]
+    pub(crate) use std::process::abort;
+    #[cfg(feature = "std")]
+    pub(crate) use std::sync::MutexGuard;
+    #[cfg(feature = "std")]
+    pub(crate) use std::thread::yield_now as thread_yield;
+    #[cfg(feature = "std")]
+    pub(crate) use std::thread_local;
+
+    /// Runs `f` on a thread-local that has no destructor, and so lasts as long as its thread.
+    #[cfg(feature = "std")]
+    #[inline(always)]
+    pub(crate) fn with_thread_local<T, R>(
+        key: &'static std::thread::LocalKey<T>,
+        _instead: impl FnOnce() -> T,
+        f: impl FnOnce(&T) -> R,
+    ) -> R {
+        key.with(f)
+    }
+
+    /// Aborts by a panic during a panic.
+    #[cfg(not(feature = "std"))]
+    pub(crate) fn abort() -> ! {
+        struct Abort;
+        impl Drop for Abort {
+            fn drop(&mut self) {
+                panic!("abort");
+            }
+        }
+        let _abort = Abort;
+        panic!("abort");
+    }
+
+    /// A mutex that ignores poisoning: what it guards is valid wherever foreign code may panic under it.
+    /// Such code is that of [`Growth::Custom`](crate::Growth::Custom), called before a slab is taken.
+    #[cfg(feature = "std")]
+    #[derive(Debug, Default)]
+    pub(crate) struct Mutex<T>(std::sync::Mutex<T>);
+
+    #[cfg(feature = "std")]
+    impl<T> Mutex<T> {
+        pub(crate) const fn new(value: T) -> Self {
+            Self(std::sync::Mutex::new(value))
+        }
+
+        pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+            self.0.lock().unwrap_or_else(|poison| poison.into_inner())
+        }
+
+        pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+            match self.0.try_lock() {
+                Ok(guard) => Some(guard),
+                Err(std::sync::TryLockError::Poisoned(poison)) => Some(poison.into_inner()),
+                Err(std::sync::TryLockError::WouldBlock) => None,
+            }
+        }
+    }
+
+    /// Types for which all bytes zero is a value, and which can stay unwritten until first used.
+    ///
+    /// # Safety
+    /// All bytes zero must be a valid value of the type, and the type must not need dropping.
+    pub(crate) unsafe trait Zeroable {}
+    // SAFETY: zero is a value of the integer.
+    unsafe impl Zeroable for AtomicU32 {}
+    // SAFETY: zero is a value of the integer.
+    unsafe impl Zeroable for AtomicU64 {}
+    // SAFETY: zero is a value of the integer.
+    unsafe impl Zeroable for u64 {}
+
+    /// A slice of zero-initialised atomics in memory of its own, of which only the touched pages
+    /// cost anything.
+    #[derive(Debug)]
+    pub(crate) struct Table<T> {
+        region: Region,
+        len: usize,
+        of: PhantomData<T>,
+    }
+
+    // SAFETY: a `Table<T>` is an owned slice of `T`.
+    unsafe impl<T: Send> Send for Table<T> {}
+    // SAFETY: as above; shared access gives `&T` only.
+    unsafe impl<T: Sync> Sync for Table<T> {}
+
+    impl<T: Zeroable> Table<T> {
+        /// # Errors
+        /// The system's error number, if it would not give the memory.
+        pub(crate) fn new(len: usize) -> Result<Self, i32> {
+            let region = Region::committed(len.saturating_mul(size_of::<T>()).max(1))?;
+            Ok(Self {
+                region,
+                len,
+                of: PhantomData,
+            })
+        }
+    }
+
+    // Not by way of the slice: a reference to all of it is free for the processor, but costs
+    // Miri a step per atomic in the table, each time.
+    impl<T> Table<T> {
+        pub(crate) fn len(&self) -> usize {
+            self.len
+        }
+
+        /// The first of them; the others follow.
+        pub(crate) fn first(&self) -> NonNull<T> {
+            self.region.base().cast()
+        }
+
+        #[inline(always)]
+        pub(crate) fn at(&self, index: usize) -> &T {
+            assert!(index < self.len, "index {index} of a table of {}", self.len);
+            // SAFETY: just checked.
+            unsafe { self.get_unchecked(index) }
+        }
+
+        /// # Safety
+        /// `index < self.len()`.
+        #[inline(always)]
+        pub(crate) unsafe fn get_unchecked(&self, index: usize) -> &T {
+            // SAFETY: `index` is within the region by the caller's promise.
+            let at = unsafe { self.region.base().cast::<T>().add(index) };
+            // SAFETY: as for `deref`: committed, zeroed, aligned, and `self` is borrowed shared.
+            unsafe { at.as_ref() }
+        }
+    }
+
+    impl<T> DerefMut for Table<T> {
+        fn deref_mut(&mut self) -> &mut [T] {
+            // SAFETY: as for `deref`; `self` is borrowed mutably, so there is no other reference.
+            unsafe {
+                core::slice::from_raw_parts_mut(self.region.base().cast::<T>().as_ptr(), self.len)
+            }
+        }
+    }
+
+    impl<T> Deref for Table<T> {
+        type Target = [T];
+
+        #[inline]
+        fn deref(&self) -> &[T] {
+            // SAFETY: the region is committed, zeroed, page-aligned and at least `len` `T`s long;
+            // `new` asked `T: Zeroable`, so zeros are values; it lives as long as `self`, and the
+            // only mutable references are those of `deref_mut`, which borrows `self` mutably.
+            unsafe {
+                core::slice::from_raw_parts(self.region.base().cast::<T>().as_ptr(), self.len)
+            }
+        }
+    }
+}
+
+#[cfg(any(loom, shuttle))]
+mod imp {
+    #[cfg(loom)]
+    use loom as checker;
+    #[cfg(shuttle)]
+    use shuttle as checker;
+
+    pub(crate) use checker::sync::MutexGuard;
+    pub(crate) use checker::sync::atomic::{
+        AtomicBool, AtomicI64, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence,
+    };
+    pub(crate) use checker::thread::yield_now as thread_yield;
+    use core::ptr::NonNull;
+    // Loom's models hand each thread its cache by name; see `model`.
+    #[cfg(shuttle)]
+    pub(crate) use shuttle::thread_local;
+    pub(crate) use std::process::abort;
+    #[cfg(loom)]
+    pub(crate) use std::thread_local;
+
+    #[cfg(loom)]
+    type LocalKey<T> = std::thread::LocalKey<T>;
+    #[cfg(shuttle)]
+    type LocalKey<T> = shuttle::thread::LocalKey<T>;
+
+    /// Shuttle's thread-locals all come to an end; afterwards `f` gets another value.
+    pub(crate) fn with_thread_local<T, R>(
+        key: &'static LocalKey<T>,
+        instead: impl FnOnce() -> T,
+        f: impl FnOnce(&T) -> R,
+    ) -> R {
+        let mut f = Some(f);
+        let mut run = |value: &T| f.take().expect("runs once")(value);
+        key.try_with(&mut run).unwrap_or_else(|_| run(&instead()))
+    }
+
+    #[derive(Debug)]
+    pub(crate) struct Mutex<T>(checker::sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Self(checker::sync::Mutex::new(value))
+        }
+
+        pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+            self.0.lock().unwrap_or_else(|poison| poison.into_inner())
+        }
+
+        pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+            self.0.try_lock().ok()
+        }
+    }
+
+    /// # Safety
+    /// None: tables are built by `Default`.
+    pub(crate) unsafe trait Zeroable: Default {}
+    // SAFETY: nothing depends on it here.
+    unsafe impl Zeroable for AtomicU32 {}
+    // SAFETY: nothing depends on it here.
+    unsafe impl Zeroable for AtomicU64 {}
+    // SAFETY: nothing depends on it here.
+    unsafe impl Zeroable for u64 {}
+
+    pub(crate) type Table<T> = VecTable<T>;
+
+    #[derive(Debug)]
+    pub(crate) struct VecTable<T>(Vec<T>);
+
+    impl<T: Zeroable> VecTable<T> {
+        pub(crate) fn new(len: usize) -> Result<Self, i32> {
+            Ok(Self((0..len).map(|_| T::default()).collect()))
+        }
+
+        pub(crate) fn at(&self, index: usize) -> &T {
+            &self.0[index]
+        }
+
+        pub(crate) fn first(&self) -> NonNull<T> {
+            NonNull::from(self.0.as_slice()).cast()
+        }
+    }
+
+    impl<T> core::ops::DerefMut for VecTable<T> {
+        fn deref_mut(&mut self) -> &mut [T] {
+            &mut self.0
+        }
+    }
+
+    impl<T> core::ops::Deref for VecTable<T> {
+        type Target = [T];
+
+        fn deref(&self) -> &[T] {
+            &self.0
+        }
+    }
+}
