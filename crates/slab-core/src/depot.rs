@@ -24,8 +24,8 @@
 
 use crate::class::MAX_CLASSES;
 use crate::class::geometry::{BATCH_MAX, ClassTable};
+use crate::sync::units::{with_units, write_units};
 use crate::sync::{AtomicU32, AtomicU64, Backoff, MODELLED, Mutex, Ordering, Table, Zeroable};
-use crate::thread_cache::units::{with_units, write_units};
 use arrayvec::ArrayVec;
 
 /// No block: the end of a stack. Block 0 exists but is never used.

@@ -88,8 +88,9 @@ pub use handle::oversize::{AnyChunk, HeapChunk};
 pub use handle::shared::{Clones, SharedChunk};
 pub use handle::wipe::wipe;
 pub use pool::SlabPool;
-pub use pool::builder::{Backing, Growth, Mode, SlabPoolBuilder};
+pub use pool::builder::{Backing, Mode, SlabPoolBuilder};
 pub use pool::stats::{ClassStats, PoolStats};
+pub use slab::growth::Growth;
 #[cfg(feature = "std")]
 pub use typed::{GlobalBox, GlobalTag, StaticSlab};
 pub use typed::{InsertError, Slab, SlabBox, SlabBuilder};

@@ -17,6 +17,7 @@
 //! - a slab has `free` bits set, `free < carved` unless it is being carved and empty, or classes
 //!   have fixed shares
 
+pub(crate) mod growth;
 mod outside;
 mod stored;
 #[cfg(all(test, not(any(loom, shuttle))))]
@@ -27,9 +28,9 @@ use crate::arena::{Arena, CommitRefused};
 use crate::class::MAX_CLASSES;
 use crate::class::geometry::ClassTable;
 use crate::error::AllocError;
-use crate::pool::builder::Growth;
 use crate::sys::asan;
 use alloc::{vec, vec::Vec};
+use growth::Growth;
 use outside::Outside;
 use stored::StoredMap;
 

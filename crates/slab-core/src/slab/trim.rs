@@ -227,7 +227,7 @@ mod tests {
     use super::*;
     #[cfg(not(miri))]
     use crate::class::SizeClasses;
-    use crate::pool::builder::Growth;
+    use crate::slab::growth::Growth;
 
     #[test]
     fn whole_pages_leaves_out_partly_covered_pages() {

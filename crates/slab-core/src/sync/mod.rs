@@ -12,6 +12,7 @@
 pub(crate) mod handoff;
 #[cfg(any(not(feature = "std"), all(test, not(any(loom, shuttle)))))]
 mod spin;
+pub(crate) mod units;
 
 pub(crate) use imp::*;
 

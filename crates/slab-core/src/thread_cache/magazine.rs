@@ -12,9 +12,9 @@
 //! others, and the magazine counts as empty.
 
 use crate::class::geometry::BATCH_MAX;
+use crate::sync::units::{move_to_front, read_units, with_units, write_units};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, Zeroable};
 use crate::thread_cache::guard::{FIRST_PUT, Guard, SHUT, TAKEN};
-use crate::thread_cache::units::{move_to_front, read_units, with_units, write_units};
 use arrayvec::ArrayVec;
 
 const SLOTS: usize = 2 * BATCH_MAX;

@@ -3,7 +3,7 @@
 //! | file | what |
 //! |---|---|
 //! | `local`, or `no_local` | which magazines the current thread has |
-//! | `magazine`, `units` | one stack of free chunks, and how chunks are copied in and out |
+//! | `magazine` | one stack of free chunks |
 //! | `guard` | how another thread takes what lies in a magazine |
 //! | `registry` | all caches of a pool |
 
@@ -14,7 +14,6 @@ pub(crate) mod magazine;
 #[cfg(not(feature = "std"))]
 pub(crate) mod no_local;
 pub(crate) mod registry;
-pub(crate) mod units;
 
 #[cfg(not(feature = "std"))]
 pub(crate) use no_local as local;
