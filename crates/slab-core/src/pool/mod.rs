@@ -165,8 +165,9 @@ impl SlabPool {
     }
 
     /// Allocates as [`try_alloc`](Self::try_alloc) does, but waits while the pool is at its cap. Works
-    /// with any async runtime. A free wakes the waiter from the thread that it happens on, so a runtime whose
-    /// wakers panic on other threads (`monoio` without its feature `sync`) needs a pool for each of its threads.
+    /// with any async runtime, and in a thread without one by a `block_on` such as that of `pollster`. A free
+    /// wakes the waiter from the thread that it happens on, so a runtime whose wakers panic on other threads
+    /// (`monoio` without its feature `sync`) needs a pool for each of its threads.
     ///
     /// Waiters for the same size class are served in the order in which they came, and before any
     /// later `try_alloc`. There is no such order between classes: a freed chunk goes to the first

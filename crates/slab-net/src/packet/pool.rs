@@ -141,7 +141,8 @@ impl PacketPool {
     /// served.
     ///
     /// Cancel-safe: the future can be dropped at any time, for example by `tokio::select!`, without
-    /// losing memory or another waiter's turn. Needs no particular runtime.
+    /// losing memory or another waiter's turn. Needs no particular runtime; a thread without one waits by a
+    /// `block_on` such as that of `pollster`.
     ///
     /// ```
     /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
