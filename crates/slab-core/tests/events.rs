@@ -4,7 +4,7 @@
 
 mod on_event;
 
-use on_event::{Events, OnEvent, panicking};
+use on_event::{Events, OnEvent, panicking, with_subscriber};
 use slab_core::{Chunk, Mode, SizeClasses, SlabPool, SlabPoolBuilder};
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,13 +15,12 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::task::{Context, Waker};
 use std::thread;
 use std::time::Duration;
-use tracing::subscriber::NoSubscriber;
-use tracing::{Dispatch, Event, Level};
+use tracing::{Event, Level};
 
 #[test]
 fn reclaim_emits_events_and_the_fast_path_none() {
     let events = Events::default();
-    tracing::subscriber::with_default(events.subscriber(Level::TRACE), || {
+    with_subscriber(events.subscriber(Level::TRACE), || {
         let pool = SlabPool::builder()
             .name("rx")
             .size_classes(SizeClasses::explicit(&[1536]).unwrap())
@@ -66,7 +65,7 @@ fn a_raid_names_the_class_that_ran_out() {
         wait.recv().unwrap_err();
     });
     seen.recv().unwrap();
-    tracing::subscriber::with_default(events.subscriber(Level::TRACE), || {
+    with_subscriber(events.subscriber(Level::TRACE), || {
         assert!(pool.try_alloc(1500).is_ok(), "taken from the idle thread");
     });
     drop(done);
@@ -89,7 +88,7 @@ fn sweep_event_has_the_number_of_freed_slabs() {
     all.sort_by_key(slab_core::Chunk::as_ptr);
     // Of eight slabs three stay whole, and one of them loses a chunk.
     all.truncate(3 * per_slab - 1);
-    tracing::subscriber::with_default(events.subscriber(Level::TRACE), || {
+    with_subscriber(events.subscriber(Level::TRACE), || {
         pool.trim();
     });
     drop(all);
@@ -107,9 +106,7 @@ fn exhaustion_and_its_end_are_logged_once_each() {
         of.map(|event| event.contains("pool=out chunk_bytes=1024"))
             .collect::<Vec<_>>()
     };
-    // With one dispatcher alone, a thread without any may disable the event for all (tracing-core).
-    let _second = Dispatch::new(NoSubscriber::new());
-    tracing::subscriber::with_default(events.subscriber(Level::TRACE), || {
+    with_subscriber(events.subscriber(Level::TRACE), || {
         let pool = SlabPool::builder()
             .name("out")
             .size_classes(SizeClasses::explicit(&[1024, 4096]).unwrap())
@@ -141,7 +138,7 @@ fn pool_sweeps_only_if_a_slab_could_become_whole() {
         pool.max_memory(256 << 10).mode(mode).build().unwrap()
     };
     let events = Events::default();
-    tracing::subscriber::with_default(events.subscriber(Level::TRACE), || {
+    with_subscriber(events.subscriber(Level::TRACE), || {
         let pool = builder(Mode::ThreadCached);
         let mut all: Vec<_> = std::iter::from_fn(|| pool.try_alloc(1024).ok()).collect();
         // In every slab some chunks are free, in none all.
@@ -275,12 +272,11 @@ fn program(pool: &SlabPool) {
 
 #[test]
 fn pool_stays_whole_at_whichever_call_a_subscriber_panics() {
-    // With one dispatcher alone, a thread without any may disable the event for all (tracing-core).
-    let _second = Dispatch::new(NoSubscriber::new());
-    for before in 0.. {
+    // Miri takes a minute for a program.
+    for before in (0..).step_by(if cfg!(miri) { 8 } else { 1 }) {
         let (subscriber, heard) = panicking(before, Level::TRACE);
         let pool = builder().build().unwrap();
-        tracing::subscriber::with_default(subscriber, || program(&pool));
+        with_subscriber(subscriber, || program(&pool));
         if heard.load(Ordering::Relaxed) <= before {
             assert!(before > 10, "{before} events");
             return;
@@ -291,7 +287,6 @@ fn pool_stays_whole_at_whichever_call_a_subscriber_panics() {
 /// At each event the pool is used, on this thread and on another: neither waits for a lock that this one has.
 #[test]
 fn a_subscriber_may_use_the_pool_that_an_event_comes_from() {
-    let _second = Dispatch::new(NoSubscriber::new());
     let pool = builder().build().unwrap();
     let events = Arc::new(AtomicUsize::new(0));
     let user = {
@@ -312,11 +307,13 @@ fn a_subscriber_may_use_the_pool_that_an_event_comes_from() {
     };
     let (done, is_done) = channel();
     let program = thread::spawn(move || {
-        tracing::subscriber::with_default(user, || program(&pool));
+        with_subscriber(user, || program(&pool));
         done.send(()).unwrap();
     });
     // It would wait for itself for ever.
-    if let Err(RecvTimeoutError::Timeout) = is_done.recv_timeout(Duration::from_secs(60)) {
+    if let Err(RecvTimeoutError::Timeout) =
+        is_done.recv_timeout(Duration::from_secs(if cfg!(miri) { 3600 } else { 60 }))
+    {
         panic!("hangs after {} events", events.load(Ordering::Relaxed));
     }
     program.join().unwrap();
@@ -326,7 +323,6 @@ fn a_subscriber_may_use_the_pool_that_an_event_comes_from() {
 /// The event comes when the chunk has been taken already.
 #[test]
 fn panic_at_the_end_of_an_exhaustion_leaks_no_chunk() {
-    let _second = Dispatch::new(NoSubscriber::new());
     // Where the next chunk comes from: the depot, a stack of single chunks, a slab, another thread's magazine.
     let modes = [Mode::ThreadCached, Mode::DepotOnly];
     let pools =
@@ -350,7 +346,7 @@ fn panic_at_the_end_of_an_exhaustion_leaks_no_chunk() {
     for pool in pools {
         let (subscriber, _) = panicking(0, Level::INFO);
         let before = pool.stats().in_use();
-        tracing::subscriber::with_default(subscriber, || {
+        with_subscriber(subscriber, || {
             assert!(attempt(|| pool.try_alloc(LARGE)).is_none(), "no event");
             assert_eq!(pool.stats().in_use(), before);
             assert!(pool.try_alloc(LARGE).is_ok());

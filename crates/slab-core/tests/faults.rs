@@ -8,7 +8,7 @@ mod on_event;
 
 use common::fill;
 #[cfg(not(slab_tsan))]
-use on_event::OnEvent;
+use on_event::{OnEvent, with_subscriber};
 #[cfg(not(slab_tsan))]
 use slab_core::Mode;
 use slab_core::{Chunk, ClassStats, SizeClasses, SlabPool};
@@ -352,8 +352,6 @@ fn fork_while_another_thread_holds_a_lock() {
 #[cfg(not(slab_tsan))] // As above.
 #[cfg_attr(not(feature = "std"), ignore = "without std nobody is told of a fork")]
 fn fork_in_an_event_of_a_pool() {
-    // With one dispatcher alone, a thread without any may disable the event for all (tracing-core).
-    let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
     let pool = pool(256 << 10);
     let forks = Arc::new(AtomicUsize::new(0));
     let forking = {
@@ -367,7 +365,7 @@ fn fork_in_an_event_of_a_pool() {
             forks.fetch_add(1, Ordering::Relaxed);
         })
     };
-    tracing::subscriber::with_default(forking, || {
+    with_subscriber(forking, || {
         let mut all = fill(&pool, 1024);
         all.truncate(1);
         drop(fill(&pool, 1024));

@@ -3,9 +3,9 @@
 
 mod on_event;
 
-use on_event::Events;
 #[cfg(all(target_os = "linux", not(miri)))]
 use on_event::panicking;
+use on_event::{Events, with_subscriber};
 use slab_core::{SizeClasses, Slab, SlabPool, SlabPoolBuilder};
 use std::future::Future;
 use std::pin::pin;
@@ -136,9 +136,7 @@ fn live_chunks_are_listed_oldest_first() {
 #[test]
 fn closing_a_pool_reports_live_chunks_once_per_call_site() {
     let warnings = Events::default();
-    // With one dispatcher alone, a thread without any may disable the event for all (tracing-core).
-    let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
-    let line = tracing::subscriber::with_default(warnings.subscriber(Level::WARN), || {
+    let line = with_subscriber(warnings.subscriber(Level::WARN), || {
         let quiet = builder().track_leaks(1).build().unwrap();
         drop(quiet.try_alloc(1).unwrap());
         drop(quiet);
@@ -185,9 +183,7 @@ fn closing_a_pool_reports_live_chunks_once_per_call_site() {
 #[test]
 fn report_lists_the_sixteen_largest_places_and_counts_the_rest() {
     let warnings = Events::default();
-    // As above.
-    let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
-    tracing::subscriber::with_default(warnings.subscriber(Level::WARN), || {
+    with_subscriber(warnings.subscriber(Level::WARN), || {
         let pool = builder().track_leaks(1).build().unwrap();
         let live = [
             pool.try_alloc(1),
@@ -222,8 +218,6 @@ fn report_lists_the_sixteen_largest_places_and_counts_the_rest() {
 #[test]
 #[cfg(all(target_os = "linux", not(miri)))]
 fn subscriber_that_panics_at_the_report_leaks_no_pool() {
-    // As above.
-    let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
     // So large that nothing else is mapped there.
     let pool = builder()
         .max_memory(1 << 28)
@@ -241,7 +235,7 @@ fn subscriber_that_panics_at_the_report_leaks_no_pool() {
         })
     };
     assert!(is_mapped());
-    tracing::subscriber::with_default(panicking(0, Level::WARN).0, || {
+    with_subscriber(panicking(0, Level::WARN).0, || {
         let drop_pool = std::panic::AssertUnwindSafe(|| drop(pool));
         assert!(std::panic::catch_unwind(drop_pool).is_err(), "reported");
     });

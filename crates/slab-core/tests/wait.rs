@@ -4,7 +4,7 @@ mod common;
 mod on_event;
 
 use common::fill;
-use on_event::panicking;
+use on_event::{panicking, with_subscriber};
 use slab_core::{Alloc, AllocError, Chunk, Mode, SizeClasses, SlabPool};
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -14,8 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll, RawWaker, RawWakerVTable, Wake, Waker};
 use std::thread::{self, Thread};
-use tracing::subscriber::NoSubscriber;
-use tracing::{Dispatch, Level};
+use tracing::Level;
 
 /// A chunk, and a larger one; Miri interprets, and gets pools of few of them.
 const LEN: usize = if cfg!(miri) { 16384 } else { 1024 };
@@ -258,9 +257,7 @@ fn panicking_subscriber_leaves_no_waiter_behind() {
     let mut all: Vec<_> = (0..pool.max_memory() / LEN)
         .map(|_| pool.try_alloc(LEN).unwrap())
         .collect();
-    // With one dispatcher alone, a thread without any may disable the event for all (tracing-core).
-    let _second = Dispatch::new(NoSubscriber::new());
-    tracing::subscriber::with_default(panicking(0, Level::WARN).0, || {
+    with_subscriber(panicking(0, Level::WARN).0, || {
         let mut waits = pin!(pool.alloc(LEN));
         let mut cx = Context::from_waker(Waker::noop());
         let poll = AssertUnwindSafe(|| waits.as_mut().poll(&mut cx).is_pending());

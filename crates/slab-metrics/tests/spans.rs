@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Level, Metadata, Subscriber};
+use tracing::subscriber::{DefaultGuard, NoSubscriber, set_default};
+use tracing::{Dispatch, Event, Level, Metadata, Subscriber};
 
 /// Records each new span and each warning.
 #[derive(Clone, Default)]
@@ -57,10 +58,17 @@ impl Subscriber for Spans {
     fn exit(&self, _: &Id) {}
 }
 
+/// On this thread, until what it returns is dropped.
+fn subscribe(spans: &Spans) -> (DefaultGuard, Dispatch) {
+    // With one dispatcher alone, a thread without any may disable the event for all (tracing-core).
+    let second = Dispatch::new(NoSubscriber::new());
+    (set_default(spans.clone()), second)
+}
+
 #[tokio::test(flavor = "current_thread")]
 async fn only_allocations_that_wait_open_a_span() {
     let spans = Spans::default();
-    let _default = tracing::subscriber::set_default(spans.clone());
+    let _default = subscribe(&spans);
     let pool = PacketPool::builder()
         .name("rx")
         .size_classes(SizeClasses::explicit(&[2048, 65536]).unwrap())
@@ -89,7 +97,7 @@ async fn only_allocations_that_wait_open_a_span() {
 #[test]
 fn heap_fallbacks_are_logged_each_time_their_number_doubles() {
     let log = Spans::default();
-    let _default = tracing::subscriber::set_default(log.clone());
+    let _default = subscribe(&log);
     let pool = PacketPool::builder().name("rx").build().unwrap();
     let warnings = |buffers| {
         (0..buffers).for_each(|_| drop(pool.with_capacity(100_000)));

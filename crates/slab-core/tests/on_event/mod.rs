@@ -5,7 +5,18 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use tracing::field::{Field, Visit};
-use tracing::{Event, Level, Metadata, Subscriber, span};
+use tracing::subscriber::{NoSubscriber, with_default};
+use tracing::{Dispatch, Event, Level, Metadata, Subscriber, span};
+
+/// Calls `f` with this subscriber, on this thread.
+pub(crate) fn with_subscriber<R>(
+    subscriber: impl Subscriber + Send + Sync + 'static,
+    f: impl FnOnce() -> R,
+) -> R {
+    // With one dispatcher alone, a thread without any may disable the event for all (tracing-core).
+    let _second = Dispatch::new(NoSubscriber::new());
+    with_default(subscriber, f)
+}
 
 /// Calls the function with each event of this level and those above it.
 pub(crate) struct OnEvent<F>(pub(crate) Level, pub(crate) F);
