@@ -206,7 +206,16 @@ fn zero_sized_layouts_take_no_chunk() {
 
 #[test]
 fn zeroed_blocks_are_zero_when_memory_is_reused() {
-    let alloc = allocator(&[256, 1024], 128 << 10);
+    for zero_on_free in [false, true] {
+        reuse_zeroed(zero_on_free);
+    }
+}
+
+fn reuse_zeroed(zero_on_free: bool) {
+    let classes = SizeClasses::explicit(&[256, 1024]).unwrap();
+    let pool = SlabPool::builder().size_classes(classes);
+    let pool = pool.max_memory(128 << 10).zero_on_free(zero_on_free);
+    let alloc = SlabAllocator::open(pool).unwrap();
     for _ in 0..3 {
         let layout = Layout::new::<[u8; 200]>();
         let block = alloc.allocate_zeroed(layout).unwrap();
@@ -227,6 +236,11 @@ fn zeroed_blocks_are_zero_when_memory_is_reused() {
             if size == 1000 {
                 // SAFETY: the block is 1024 bytes long.
                 unsafe { block.cast::<u8>().write_bytes(0xFF, 1024) };
+                // SAFETY: allocated just now with this layout.
+                unsafe { alloc.deallocate(block.cast(), larger) };
+                let block = alloc.allocate_zeroed(larger).unwrap();
+                // SAFETY: allocated just now, zeroed.
+                assert!(unsafe { block.as_ref() }.iter().all(|&byte| byte == 0));
                 // SAFETY: allocated just now with this layout.
                 unsafe { alloc.deallocate(block.cast(), larger) };
             }

@@ -15,6 +15,15 @@ fn the_longest_list_and_the_largest_chunk_are_accepted() {
 }
 
 #[test]
+fn sizes_become_multiples_of_the_alignment_asked_for() {
+    let classes = SizeClasses::explicit(&[64, 1280, 1536]).unwrap();
+    let aligned = |align| classes.clone().aligned_to(align).unwrap();
+    assert_eq!(aligned(64).sizes(), [64, 1280, 1536]);
+    assert_eq!(aligned(512).sizes(), [512, 1536]);
+    assert_eq!(aligned(4096).sizes(), [4096]);
+}
+
+#[test]
 fn one_class_too_many_is_refused() {
     let refused = SizeClasses::geometric(64, 64 * (MAX_CLASSES + 1), 1.0001);
     let count = MAX_CLASSES + 1;

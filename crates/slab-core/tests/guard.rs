@@ -7,7 +7,7 @@
 
 mod memlock;
 
-use slab_core::{Backing, Growth, SizeClasses, Slab, SlabPool, SlabPoolBuilder};
+use slab_core::{Backing, Growth, Mode, SizeClasses, Slab, SlabPool, SlabPoolBuilder};
 use std::io::{self, Write as _};
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
@@ -56,6 +56,16 @@ fn chunks_never_reach_into_the_guard_page() {
 }
 
 #[test]
+fn every_mode_has_guard_pages() {
+    for mode in [Mode::DepotOnly, Mode::Ring, Mode::Locked] {
+        let classes = SizeClasses::explicit(&[4096]).unwrap();
+        let builder = builder().size_classes(classes).mode(mode);
+        let ends = fill(&builder.build().unwrap(), 4096);
+        assert_eq!(ends.len(), CAP / SLAB * (SLAB / 4096 - 1), "{mode:?}");
+    }
+}
+
+#[test]
 fn typed_slab_with_guard_pages_holds_max_objects() {
     let slab = Slab::<[u8; 4096]>::builder()
         .max_objects(16)
@@ -67,21 +77,30 @@ fn typed_slab_with_guard_pages_holds_max_objects() {
 
 #[test]
 fn overrun_past_the_end_of_a_slab_kills_the_process() {
-    let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "overrun_past_the_end_of_a_slab", "--ignored"])
-        .status()
-        .unwrap();
-    assert_eq!(child.signal(), Some(11), "SIGSEGV, but {child}");
+    for slab in ["0", "1", "7"] {
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "overrun_past_the_end_of_a_slab", "--ignored"])
+            .env("SLAB", slab)
+            .status()
+            .unwrap();
+        assert_eq!(
+            child.signal(),
+            Some(11),
+            "slab {slab}: SIGSEGV, but {child}"
+        );
+    }
 }
 
 #[test]
 #[ignore = "ends the process; the test above runs it in one of its own"]
 fn overrun_past_the_end_of_a_slab() {
-    let pool = builder().build().unwrap();
+    let slab: usize = std::env::var("SLAB").unwrap().parse().unwrap();
+    // The first alone, then two and four at a time.
+    let pool = builder().growth(Growth::Double).build().unwrap();
     let held: Vec<_> = std::iter::from_fn(|| pool.try_alloc(4096).ok()).collect();
     let first = held.iter().map(|chunk| chunk.as_ptr()).min().unwrap();
     // SAFETY: the last byte before the guard; it belongs to a chunk that is held.
-    let last = unsafe { first.add(SLAB - 4096 - 1) };
+    let last = unsafe { first.add(slab * SLAB + SLAB - 4096 - 1) };
     // SAFETY: as above.
     unsafe { last.write(1) };
     // SAFETY: within the arena, but it belongs to nobody: the error that is to be found.

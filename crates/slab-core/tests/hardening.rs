@@ -2,9 +2,11 @@
 // AddressSanitizer would catch it first.
 #![cfg(not(any(loom, slab_asan)))]
 
-use slab_core::{SizeClasses, Slab, SlabPool, SlabPoolBuilder};
+use slab_core::{Mode, SizeClasses, Slab, SlabPool, SlabPoolBuilder};
+use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
+use std::task::{Context, Waker};
 
 /// Every byte of a free chunk is checked.
 const LARGE: usize = if cfg!(miri) { 1024 } else { 16384 };
@@ -59,6 +61,71 @@ fn write_after_free_panics_at_the_next_allocation() {
     }
 }
 
+/// A free chunk is checked in each mode, by each call that can get it.
+#[test]
+#[cfg_attr(
+    miri,
+    ignore = "a chunk that was tampered with is lost, and its pool stays"
+)]
+fn every_way_to_a_chunk_checks_it() {
+    let ways: [fn(&SlabPool); 6] = [
+        |pool| drop(pool.try_alloc(LARGE)),
+        |pool| drop(pool.try_alloc_zeroed(LARGE)),
+        |pool| drop(pool.try_alloc_spare(LARGE)),
+        |pool| {
+            let _ = pool.alloc_raw(LARGE);
+        },
+        |pool| {
+            let _ = pool.chunk_batch(LARGE).unwrap().fill(1);
+        },
+        |pool| {
+            let mut cx = Context::from_waker(Waker::noop());
+            let _ = Box::pin(pool.alloc(LARGE)).as_mut().poll(&mut cx);
+        },
+    ];
+    let modes = [
+        Mode::ThreadCached,
+        Mode::DepotOnly,
+        Mode::Ring,
+        Mode::Locked,
+    ];
+    for (way, mode) in (0..ways.len()).flat_map(|way| modes.map(|mode| (way, mode))) {
+        for zero in [false, true] {
+            let pool = builder().mode(mode).zero_on_free(zero).build().unwrap();
+            // All there are, so that whichever comes next was written to.
+            let all: Vec<_> = std::iter::from_fn(|| pool.alloc_raw(LARGE).ok()).collect();
+            for &at in &all {
+                // SAFETY: allocated above.
+                unsafe { pool.free_raw(at) }.unwrap();
+                // SAFETY: the memory is mapped; it belongs to nobody, which is the error.
+                unsafe { at.write_bytes(if zero { 0xF5 } else { 1 }, 64) };
+            }
+            let message = panic_message(|| ways[way](&pool));
+            assert!(message.contains("written to"), "{way} {mode:?}: {message}");
+        }
+    }
+}
+
+/// The waiter gets a chunk that was freed, and then written to, while it waited.
+#[test]
+#[cfg_attr(
+    miri,
+    ignore = "a chunk that was tampered with is lost, and its pool stays"
+)]
+fn a_waiters_chunk_is_checked() {
+    let pool = builder().build().unwrap();
+    let all: Vec<_> = std::iter::from_fn(|| pool.alloc_raw(LARGE).ok()).collect();
+    let mut cx = Context::from_waker(Waker::noop());
+    let mut wait = Box::pin(pool.alloc(LARGE));
+    assert!(wait.as_mut().poll(&mut cx).is_pending());
+    // SAFETY: allocated above.
+    unsafe { pool.free_raw(all[0]) }.unwrap();
+    // SAFETY: the memory is mapped; it belongs to nobody, which is the error.
+    unsafe { all[0].write(1) };
+    let message = panic_message(|| drop(wait.as_mut().poll(&mut cx)));
+    assert!(message.contains("written to"), "{message}");
+}
+
 #[test]
 fn pointer_to_a_chunk_not_in_use_is_refused() {
     let pool = builder().build().unwrap();
@@ -80,7 +147,17 @@ fn pointer_to_a_chunk_not_in_use_is_refused() {
 
 #[test]
 fn a_chunk_with_two_owners_is_freed_once() {
-    let pool = builder().build().unwrap();
+    for mode in [
+        Mode::ThreadCached,
+        Mode::DepotOnly,
+        Mode::Ring,
+        Mode::Locked,
+    ] {
+        free_twice(&builder().mode(mode).build().unwrap());
+    }
+}
+
+fn free_twice(pool: &SlabPool) {
     let at = pool.alloc_raw(192).unwrap();
     // SAFETY: the promise is kept here.
     let one = unsafe { pool.chunk_from_raw(at) }.unwrap();

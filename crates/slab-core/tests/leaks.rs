@@ -6,11 +6,13 @@ mod on_event;
 #[cfg(all(target_os = "linux", not(miri)))]
 use on_event::panicking;
 use on_event::{Events, with_subscriber};
-use slab_core::{SizeClasses, Slab, SlabPool, SlabPoolBuilder};
+use slab_core::{Mode, SizeClasses, Slab, SlabPool, SlabPoolBuilder};
 use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
+#[cfg(not(miri))]
+use std::time::Instant;
 use tracing::Level;
 
 fn builder() -> SlabPoolBuilder {
@@ -36,7 +38,12 @@ fn every_allocating_call_records_its_call_site() {
     let zeroed = pool.try_alloc_zeroed(100).unwrap();
     let raw = pool.alloc_raw(100).unwrap();
     let any = pool.try_alloc_any(100).unwrap();
-    assert_eq!(lines(&pool), [first, first + 1, first + 2, first + 3]);
+    let spare = pool.try_alloc_spare(100).unwrap();
+    assert_eq!(
+        lines(&pool),
+        [first, first + 1, first + 2, first + 3, first + 4]
+    );
+    drop(spare);
     // Whatever becomes of its handle, it is the same chunk.
     let shared = plain.into_shared();
     let other = shared.clone();
@@ -94,9 +101,15 @@ fn waited_chunk_records_where_alloc_was_called() {
         let mut all: Vec<_> = std::iter::from_fn(|| pool.try_alloc(16384).ok()).collect();
         let line = line!() + 1;
         let waits = pool.alloc(16384);
-        let (chunk, ()) = tokio::join!(waits, async { drop(all.pop()) });
+        let (chunk, freed) = tokio::join!(waits, async {
+            std::thread::sleep(Duration::from_millis(2));
+            let freed = Instant::now();
+            drop(all.pop());
+            freed
+        });
         drop(all);
         assert_eq!(lines(&pool), [line]);
+        assert!(pool.live_chunks()[0].age <= freed.elapsed(), "not the wait");
         drop(chunk);
         assert!(pool.live_chunks().is_empty());
     });
@@ -109,6 +122,11 @@ fn one_in_n_is_recorded_and_untracked_pools_record_nothing() {
     assert_eq!(pool.live_chunks().len(), 20);
     drop(chunks);
     assert!(pool.live_chunks().is_empty());
+    for mode in [Mode::DepotOnly, Mode::Ring, Mode::Locked] {
+        let pool = builder().mode(mode).track_leaks(1).build().unwrap();
+        let _chunk = pool.try_alloc(1).unwrap();
+        assert_eq!(pool.live_chunks().len(), 1, "{mode:?}");
+    }
     // A rate of 0 takes back what was asked for before.
     for untracked in [builder(), builder().track_leaks(1).track_leaks(0)] {
         let pool = untracked.build().unwrap();
@@ -178,6 +196,19 @@ fn closing_a_pool_reports_live_chunks_once_per_call_site() {
         let here = |other: &String| other.contains("chunks=1 ") && other.contains(&place);
         assert!(warnings[1..].iter().any(here), "{place} in {warnings:?}");
     }
+}
+
+#[test]
+fn closing_a_pool_reports_also_what_was_sampled() {
+    let warnings = Events::default();
+    with_subscriber(warnings.subscriber(Level::WARN), || {
+        let pool = builder().track_leaks(10).build().unwrap();
+        let _live: Vec<_> = (0..20).map(|_| pool.try_alloc(1).unwrap()).collect();
+        drop(pool);
+    });
+    let heard = warnings.heard();
+    assert_eq!(heard.len(), 1, "{heard:?}");
+    assert!(heard[0].contains("chunks=2 "), "{heard:?}");
 }
 
 #[test]

@@ -207,3 +207,20 @@ fn trim_of_lent_memory_leaves_magazines_alone() {
     assert_eq!((pool.trim(), pool.trim_above(0, 0)), (0, 0));
     assert_eq!(cached(&pool), before);
 }
+
+/// Of lent memory the cap is what was lent, and 1/128 of it what a magazine holds.
+#[test]
+#[cfg(feature = "std")]
+#[cfg_attr(miri, ignore = "leaks, as memory for ever does")]
+fn magazines_are_bounded_by_what_was_lent() {
+    let classes = SizeClasses::explicit(&[256]).unwrap();
+    let pool = SlabPool::builder().size_classes(classes);
+    let pool = pool.build_in(lent(1 << 20)).unwrap();
+    drop(
+        (0..300)
+            .map(|_| pool.try_alloc(1).unwrap())
+            .collect::<Vec<_>>(),
+    );
+    let in_magazines = pool.stats().classes()[0].in_magazines;
+    assert!((1..=32).contains(&in_magazines), "{in_magazines}");
+}

@@ -93,6 +93,39 @@ fn pools_whose_classes_have_no_numbers_of_their_own_work_the_same() {
     }
 }
 
+/// Also those that this thread does not find by a number.
+#[test]
+#[cfg(feature = "std")]
+fn caches_of_all_pools_are_flushed_on_request_and_at_a_threads_end() {
+    let _alone = ALONE.lock();
+    let pools: Vec<SlabPool> = (0..POOLS).map(|_| open(64, 16)).collect();
+    assert!(pools.last().unwrap().stats().slow_classes > 0);
+    let caches = || {
+        pools
+            .iter()
+            .map(|pool| pool.stats().thread_caches)
+            .sum::<usize>()
+    };
+    let cached = || {
+        let stats = pools.iter().map(SlabPool::stats);
+        stats
+            .map(|stats| {
+                stats
+                    .classes()
+                    .iter()
+                    .map(|class| class.in_magazines)
+                    .sum::<u64>()
+            })
+            .sum::<u64>()
+    };
+    use_all(&pools);
+    assert!(cached() >= POOLS as u64);
+    pools.iter().for_each(SlabPool::flush_thread_cache);
+    assert_eq!((caches(), cached()), (POOLS, 0));
+    std::thread::scope(|scope| scope.spawn(|| use_all(&pools)).join().unwrap());
+    assert_eq!((caches(), cached()), (POOLS, 0));
+}
+
 /// So many allocations and frees of each class, and so many of the allocations out of a magazine, if there are any.
 fn assert_used(pool: &SlabPool, uses: u64, hits: u64) {
     let hits = if cfg!(feature = "std") { hits } else { 0 };

@@ -244,6 +244,34 @@ fn only_thread_cached_pools_have_magazines() {
 }
 
 #[test]
+fn without_magazines_the_peak_is_exact() {
+    let peak = |pool: &SlabPool| pool.stats().classes()[0].in_use_peak;
+    for mode in [Mode::DepotOnly, Mode::Ring, Mode::Locked] {
+        let pool = pool(mode);
+        drop([(); 20].map(|()| pool.try_alloc(1024).unwrap()));
+        assert_eq!(peak(&pool), 20, "{mode:?}");
+    }
+    // Chunks that waiters got.
+    for mode in [Mode::DepotOnly, Mode::Locked] {
+        let pool = pool(mode);
+        let all = fill(&pool, 16384);
+        let mut cx = Context::from_waker(Waker::noop());
+        let mut waits: Vec<_> = (0..20).map(|_| Box::pin(pool.alloc(1024))).collect();
+        for wait in &mut waits {
+            assert!(wait.as_mut().poll(&mut cx).is_pending());
+        }
+        drop(all);
+        let got = waits.iter_mut().map(|wait| wait.as_mut().poll(&mut cx));
+        assert!(
+            got.filter(|poll| matches!(poll, Poll::Ready(Ok(_))))
+                .count()
+                == 20
+        );
+        assert_eq!(peak(&pool), 20, "{mode:?}");
+    }
+}
+
+#[test]
 fn depot_only_is_lifo_and_ring_is_fifo() {
     for (mode, expected) in [(Mode::DepotOnly, 2), (Mode::Ring, 0)] {
         let pool = pool(mode);

@@ -2,11 +2,17 @@
 
 mod common;
 mod memlock;
+#[cfg(all(
+    target_os = "linux",
+    feature = "std",
+    not(any(miri, slab_asan, slab_tsan))
+))]
+mod process;
 
 use common::fill;
 use slab_core::{
-    AllocError, AnyChunk, Backing, Chunk, ConfigError, Growth, Mode, SizeClasses, Slab, SlabPool,
-    SlabPoolBuilder,
+    AllocError, AnyChunk, Backing, CHUNK_ALIGN, Chunk, ConfigError, Growth, Mode, SizeClasses,
+    Slab, SlabPool, SlabPoolBuilder,
 };
 
 fn builder() -> SlabPoolBuilder {
@@ -31,7 +37,7 @@ fn builder_defaults_are_as_documented() {
     assert_eq!((slab.pool().name(), slab.capacity()), ("default", 1 << 20));
 }
 
-/// Twice what the builder's page says of debug builds. A thread that has less ends the process.
+/// More than what the builder's page says of debug builds. A thread that has less ends the process.
 #[test]
 #[cfg_attr(miri, ignore = "Miri's stacks have no end")]
 fn pool_is_built_on_a_small_stack() {
@@ -84,6 +90,8 @@ fn zeroing_and_hardened_pools_use_magazines() {
         let chunk = pool.try_alloc(1024).unwrap();
         assert_eq!(pool.stats().classes()[0].in_magazines, before + 3);
         drop(chunk);
+        pool.flush_thread_cache();
+        assert_eq!(pool.stats().classes()[0].in_magazines, 0);
     }
 }
 
@@ -104,8 +112,10 @@ fn without_zero_on_free_memory_is_reused_as_it_was() {
 
 #[test]
 fn growth_says_how_many_slabs_are_committed_at_a_time() {
-    let steps = |growth| {
-        let pool = builder().growth(growth).build().unwrap();
+    let steps_in = |mode, growth| {
+        let classes = SizeClasses::explicit(&[16384]).unwrap();
+        let builder = builder().size_classes(classes).mode(mode);
+        let pool = builder.growth(growth).build().unwrap();
         let slab = pool.stats().slab_bytes;
         let mut held = Vec::new();
         let mut seen = Vec::new();
@@ -119,9 +129,14 @@ fn growth_says_how_many_slabs_are_committed_at_a_time() {
         assert_eq!(held.len(), (512 << 10) / 16384, "the cap is the same");
         seen
     };
+    let steps = |growth| steps_in(Mode::ThreadCached, growth);
     assert_eq!(steps(Growth::Slab), [1, 2, 3, 4, 5, 6, 7, 8]);
     assert_eq!(steps(Growth::Double), [1, 2, 4, 8]);
     assert_eq!(steps(Growth::Custom(|_| 3)), [3, 6, 8]);
+    assert_eq!(steps(Growth::Custom(|committed| committed)), [1, 2, 4, 8]);
+    for mode in [Mode::DepotOnly, Mode::Ring, Mode::Locked] {
+        assert_eq!(steps_in(mode, Growth::Double), [1, 2, 4, 8], "{mode:?}");
+    }
     assert_eq!(steps(Growth::Custom(|_| 0)), [1, 2, 3, 4, 5, 6, 7, 8]);
     assert_eq!(steps(Growth::Custom(|_| usize::MAX)), [8]);
 }
@@ -137,6 +152,18 @@ fn a_prefaulted_pool_has_all_its_memory_from_the_start() {
     // All memory that was asked for is there, slabs that never served included.
     assert_eq!(pool.trim(), 512 << 10);
     assert_eq!(fill(&pool, 16384).len(), (512 << 10) / 16384);
+    #[cfg(all(target_os = "linux", feature = "std", not(miri)))]
+    {
+        let modes = [Mode::DepotOnly, Mode::Ring, Mode::Locked];
+        for builder in modes.map(|mode| builder().mode(mode)) {
+            let pool = builder.backing(Backing::Prefault).build().unwrap();
+            assert_eq!(pool.resident_bytes(), Some(512 << 10));
+        }
+        // A page of each of eight slabs is its guard.
+        let guarded = builder().backing(Backing::Prefault).guard_pages(true);
+        let chunks = (512 << 10) - 8 * 4096;
+        assert_eq!(guarded.build().unwrap().resident_bytes(), Some(chunks));
+    }
 }
 
 #[test]
@@ -158,8 +185,12 @@ fn locked_backing_locks_memory_or_returns_the_system_error() {
             ))]
             {
                 assert_eq!(pool.resident_bytes(), Some(512 << 10));
+                let locked = process::size("VmLck");
                 let guarded = builder().backing(Backing::Locked).guard_pages(true);
-                for pool in [pool, guarded.build().unwrap()] {
+                let guarded = guarded.build().unwrap();
+                let all_but_guards = (512 << 10) - 8 * 4096;
+                assert_eq!(process::size("VmLck"), locked + all_but_guards);
+                for pool in [pool, guarded] {
                     assert!(vm_flags(&pool).split(' ').any(|flag| flag == "lo"));
                 }
             }
@@ -200,6 +231,8 @@ fn huge_pages_are_advised_only_if_asked_for() {
         let asked = |pool: &SlabPool| vm_flags(pool).split(' ').any(|flag| flag == "hg");
         assert!(asked(&pool), "the kernel was told");
         assert!(!asked(&builder().build().unwrap()), "and only if asked");
+        let fixed = builder().huge_pages(true).backing(Backing::Prefault);
+        assert!(asked(&fixed.build().unwrap()), "also of a fixed pool");
     }
     assert!(matches!(
         pool.try_alloc(20_000),
@@ -219,6 +252,9 @@ fn oversize_requests_use_the_heap_up_to_their_own_cap() {
     assert!(matches!(first, AnyChunk::Heap(_)));
     first.fill_zero().fill(1);
     let second = pool.try_alloc_any(40_000).unwrap();
+    for block in [&first, &second] {
+        assert!(block.as_ptr().addr().get().is_multiple_of(CHUNK_ALIGN));
+    }
     let refused = pool.try_alloc_any(16_385).unwrap_err();
     assert_eq!(
         refused,

@@ -7,8 +7,11 @@ mod process;
 use common::fill;
 use slab_core::{AllocError, Chunk, ConfigError, Mode, PoolStats, SizeClasses, SlabPool};
 use std::collections::HashSet;
+use std::future::Future;
 use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
 use std::thread;
 
 fn pool(max_memory: usize, sizes: &[usize]) -> SlabPool {
@@ -59,8 +62,17 @@ fn a_request_gets_the_smallest_class_that_holds_it() {
             }
         );
     }
+    assert!(pool.try_alloc_zeroed(9217).is_err());
+    assert!(pool.alloc_raw(9217).is_err());
+    assert!(pool.chunk_batch(9217).is_err());
+    let mut cx = Context::from_waker(Waker::noop());
+    let wait = pin!(pool.alloc(9217)).poll(&mut cx);
+    assert!(matches!(
+        wait,
+        Poll::Ready(Err(AllocError::TooLarge { .. }))
+    ));
     let stats = pool.stats();
-    assert_eq!(stats.too_large, 3);
+    assert_eq!(stats.too_large, 3 + 4);
     assert_eq!(stats.in_use(), 0);
     assert_eq!(stats.classes()[0].allocs, 3);
     assert_balanced(&stats);
@@ -124,9 +136,12 @@ fn the_cap_is_reached_and_never_passed_and_chunks_do_not_overlap() {
         let bytes = unsafe { std::slice::from_raw_parts(chunk.as_ptr().as_ptr(), 1536) };
         assert!(bytes.iter().all(|&byte| byte == index as u8));
     }
+    assert!(pool.try_alloc_zeroed(1536).is_err());
+    assert!(pool.alloc_raw(1536).is_err());
+    assert!(pool.chunk_batch(1536).unwrap().fill(1).is_err());
     let stats = pool.stats();
     assert_eq!(stats.classes()[1].in_use, chunks.len() as u64);
-    assert_eq!(stats.classes()[1].exhausted, 1);
+    assert_eq!(stats.classes()[1].exhausted, 1 + 3);
     assert_eq!(stats.committed_bytes, stats.max_memory);
     assert_balanced(&stats);
 

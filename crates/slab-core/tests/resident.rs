@@ -5,9 +5,12 @@
 mod common;
 
 use common::fill;
-use slab_core::{SizeClasses, SlabPool};
+use slab_core::{Mode, SizeClasses, SlabPool, SlabPoolBuilder};
+use std::sync::Mutex;
 
 const CAP: usize = 16 << 20;
+/// Each looks at all mappings of the process.
+static ALONE: Mutex<()> = Mutex::new(());
 
 /// Resident bytes of the mapping that `at` lies in.
 fn resident_around(at: usize) -> usize {
@@ -36,6 +39,7 @@ fn resident_around(at: usize) -> usize {
 
 #[test]
 fn trimmed_memory_is_no_longer_resident_and_reads_as_zero() {
+    let _alone = ALONE.lock();
     let large = 65536;
     let pool = SlabPool::builder()
         .size_classes(SizeClasses::explicit(&[64, large]).unwrap())
@@ -73,4 +77,53 @@ fn trimmed_memory_is_no_longer_resident_and_reads_as_zero() {
     pool.trim();
     assert!(resident_around(at) <= CAP / 20);
     assert_eq!(pool.resident_bytes(), Some(0));
+}
+
+const MODES: [Mode; 4] = [
+    Mode::ThreadCached,
+    Mode::DepotOnly,
+    Mode::Ring,
+    Mode::Locked,
+];
+
+fn builder(mode: Mode) -> SlabPoolBuilder {
+    let classes = SizeClasses::explicit(&[16384]).unwrap();
+    SlabPool::builder()
+        .size_classes(classes)
+        .max_memory(CAP)
+        .mode(mode)
+}
+
+#[test]
+fn zeros_fresh_from_the_system_are_not_touched() {
+    let _alone = ALONE.lock();
+    for mode in MODES {
+        let pool = builder(mode).build().unwrap();
+        let held: Vec<_> = std::iter::from_fn(|| pool.try_alloc_zeroed(1).ok()).collect();
+        assert_eq!(held.len(), CAP / 16384);
+        assert_eq!(pool.resident_bytes(), Some(0), "{mode:?}");
+    }
+}
+
+#[test]
+fn a_pool_is_unmapped_with_its_last_chunk() {
+    let _alone = ALONE.lock();
+    for mode in MODES {
+        for guarded in [false, true] {
+            let pool = builder(mode).guard_pages(guarded).build().unwrap();
+            let mut chunk = pool.try_alloc(1).unwrap();
+            let at = chunk.as_ptr().as_ptr();
+            let is_mapped = || {
+                let mut vec = 0;
+                // SAFETY: looks at the page tables only; `vec` has room for one page.
+                let failed = unsafe { libc::mincore(at.cast(), 1, &raw mut vec) };
+                failed == 0
+            };
+            drop(pool);
+            chunk.fill_zero();
+            assert!(is_mapped(), "{mode:?} {guarded}");
+            drop(chunk);
+            assert!(!is_mapped(), "{mode:?} {guarded}");
+        }
+    }
 }

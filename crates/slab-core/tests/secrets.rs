@@ -1,7 +1,8 @@
-//! Heap blocks of a pool that zeroes on free go back as zeros.
+//! What a pool that zeroes on free leaves behind: heap blocks that go back, and memory that was lent to it.
 
-use slab_core::{AnyChunk, SizeClasses, SlabPool};
+use slab_core::{AnyChunk, SizeClasses, Slab, SlabBox, SlabPool, SlabPoolBuilder};
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A length that nothing else has, and not a number of whole words.
@@ -56,4 +57,66 @@ fn zero_on_free_wipes_heap_chunks() {
         assert_eq!(FREED.swap(0, Ordering::Relaxed), 1);
         assert_eq!(SECRET_BYTES.swap(0, Ordering::Relaxed), seen);
     }
+}
+
+/// Memory that was lent, and can be looked at when nobody has a chunk of it.
+struct Lent(&'static [MaybeUninit<u8>]);
+
+impl Lent {
+    /// Calls `build_in` with the memory.
+    fn to<T>(build_in: impl FnOnce(&'static mut [MaybeUninit<u8>]) -> T) -> (T, Self) {
+        let memory = Box::leak(vec![MaybeUninit::new(0); 300 << 10].into_boxed_slice());
+        let (at, len) = (memory.as_ptr(), memory.len());
+        let pool = build_in(memory);
+        // SAFETY: it is never freed, and looked at only while nobody writes to it.
+        (pool, Self(unsafe { std::slice::from_raw_parts(at, len) }))
+    }
+
+    fn secret_bytes(&self) -> usize {
+        let bytes = self.0.iter();
+        // SAFETY: it was zeroed, and what is written to it is initialised.
+        bytes
+            .filter(|byte| unsafe { byte.assume_init() } == SECRET)
+            .count()
+    }
+}
+
+fn zeroing() -> SlabPoolBuilder {
+    let classes = SizeClasses::explicit(&[1024, 4096]).unwrap();
+    SlabPool::builder().size_classes(classes).zero_on_free(true)
+}
+
+#[test]
+#[cfg_attr(any(miri, slab_asan), ignore = "looks at memory that is a pool's")]
+fn zero_on_free_wipes_lent_memory() {
+    let (pool, lent) = Lent::to(|memory| zeroing().build_in(memory).unwrap());
+    let secret = || {
+        let mut chunk = pool.try_alloc(1024).unwrap();
+        chunk.fill_zero().fill(SECRET);
+        chunk
+    };
+    let chunk = secret();
+    assert_eq!(lent.secret_bytes(), 1024);
+    drop(chunk);
+    assert_eq!(lent.secret_bytes(), 0);
+    // The pool is gone by then.
+    let chunk = secret();
+    drop(pool);
+    assert_eq!(lent.secret_bytes(), 1024);
+    drop(chunk);
+    assert_eq!(lent.secret_bytes(), 0);
+}
+
+#[test]
+#[cfg_attr(any(miri, slab_asan), ignore = "looks at memory that is a pool's")]
+fn zero_on_free_wipes_typed_values() {
+    let zeroing = Slab::<[u8; 1000]>::builder().pool(|pool| pool.zero_on_free(true));
+    let (slab, lent) = Lent::to(|memory| zeroing.build_in(memory).unwrap());
+    let value = slab.try_insert([SECRET; 1000]).unwrap();
+    assert_eq!(lent.secret_bytes(), 1000);
+    drop(value);
+    assert_eq!(lent.secret_bytes(), 0);
+    let value = slab.try_insert([SECRET; 1000]).unwrap();
+    assert_eq!(SlabBox::into_inner(value), [SECRET; 1000]);
+    assert_eq!(lent.secret_bytes(), 0);
 }

@@ -201,7 +201,8 @@ pub struct Waste {
     pub requested_bytes: u128,
     /// Bytes of the chunks that served them.
     pub chunk_bytes: u128,
-    /// Requests above the largest class, which are in neither sum.
+    /// Requests above the largest of these classes, which are in neither sum; without those
+    /// [too large](SizeHistogram::too_large) for any.
     pub unserved: u64,
 }
 

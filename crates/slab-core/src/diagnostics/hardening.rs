@@ -6,7 +6,7 @@
 //! pattern, which is checked when the chunk is handed out again. Memory fresh from the system is zero
 //! instead and counts as untouched, too. Each 64 bytes are checked for either by themselves, because a
 //! part of a chunk may lie where another class was served and a part where nobody was yet. So a write of
-//! nothing but zeros over all of such a piece is missed.
+//! nothing but zeros over all of such a piece is missed. In a pool that zeroes on free the pattern is zero, too.
 
 use crate::class::CHUNK_ALIGN;
 use crate::sync::{AtomicU32, Ordering, Table};
@@ -48,7 +48,7 @@ impl Hardening {
         // SAFETY: by the caller's promise; the bytes are the system's zeros, or were filled when the
         // chunk was freed.
         let chunk = unsafe { core::slice::from_raw_parts(at.as_ptr(), bytes) };
-        if let Some(offset) = first_overwritten(chunk) {
+        if let Some(offset) = first_overwritten(chunk, self.fill) {
             panic!(
                 "chunk {at:?} of {bytes} bytes was written to at byte {offset} after it was freed"
             );
@@ -81,11 +81,11 @@ impl Hardening {
     }
 }
 
-/// The offset of the first byte that is neither as the pool left it nor as the system gave it.
-fn first_overwritten(chunk: &[u8]) -> Option<usize> {
+/// The offset of the first byte that is neither as the pool left it, filled with `fill`, nor as the system gave it.
+fn first_overwritten(chunk: &[u8], fill: u8) -> Option<usize> {
     let mut units = chunk.chunks(CHUNK_ALIGN).enumerate();
     units.find_map(|(index, unit)| {
-        let untouched = if unit[0] == 0 { 0 } else { POISON };
+        let untouched = if unit[0] == 0 { 0 } else { fill };
         let at = unit.iter().position(|&byte| byte != untouched)?;
         Some(index * CHUNK_ALIGN + at)
     })
@@ -99,16 +99,17 @@ mod tests {
     #[test]
     fn first_overwritten_accepts_only_poison_or_zero_units() {
         let mut chunk = vec![POISON; 3 * CHUNK_ALIGN];
-        assert_eq!(first_overwritten(&chunk), None);
+        assert_eq!(first_overwritten(&chunk, POISON), None);
         chunk[CHUNK_ALIGN..2 * CHUNK_ALIGN].fill(0);
-        assert_eq!(first_overwritten(&chunk), None);
+        assert_eq!(first_overwritten(&chunk, POISON), None);
         for touched in [0, 1, 63, 64, 127, 128, 191] {
             let before = core::mem::replace(&mut chunk[touched], 7);
-            let found = first_overwritten(&chunk).unwrap();
+            let found = first_overwritten(&chunk, POISON).unwrap();
             assert_eq!(found / CHUNK_ALIGN, touched / CHUNK_ALIGN, "{touched}");
             chunk[touched] = before;
         }
-        assert_eq!(first_overwritten(&[]), None);
+        assert_eq!(first_overwritten(&chunk, 0), Some(0));
+        assert_eq!(first_overwritten(&[], POISON), None);
     }
 
     /// A slab of which one class used a part serves another class, whose chunks lie across the

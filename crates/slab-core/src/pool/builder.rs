@@ -138,8 +138,8 @@ impl SlabPoolBuilder {
     /// with `vm.overcommit_memory=2`, and where a process locks all of its memory by `mlockall`.) Chunks of 64 bytes that
     /// were each shared at some time take up to a seventh of their memory (14 % as measured), larger ones less. Without
     /// the feature `std`, room for all of it is taken from the heap when the pool is built: of a cap that is a power of
-    /// two, a fifth if the smallest chunks have 64 bytes, in [`Mode::Ring`] a third; for 256 KiB of chunks of 1536 bytes,
-    /// three tenths; of a cap just above one, up to three fifths more.
+    /// two, a fifth if the smallest chunks have 64 bytes, in [`Mode::Ring`] a third, and below 4 MiB more: of 256 KiB half,
+    /// or two thirds (of chunks of 1536 bytes three tenths); of a cap just above one, up to three fifths more.
     /// Default: 64 MiB.
     ///
     /// A slab is four times the largest size class, rounded up to a power of two, but at least 64 KiB: 256 KiB
@@ -201,8 +201,9 @@ impl SlabPoolBuilder {
     /// Checks the use of chunks, to find errors in `unsafe` code that deals with them. Default: no.
     ///
     /// A freed chunk is filled with a pattern, which is checked when the chunk is handed out again. If it
-    /// was written to in between, that allocation panics and the chunk is never used again; a second free
-    /// of the same chunk panics. [`free_raw`](SlabPool::free_raw) and [`chunk_from_raw`](SlabPool::chunk_from_raw)
+    /// was written to in between, that allocation panics and the chunk is never used again, unless what was written are
+    /// zeros over whole aligned pieces of 64 bytes, which look like fresh memory; a second free of the same chunk
+    /// panics. [`free_raw`](SlabPool::free_raw) and [`chunk_from_raw`](SlabPool::chunk_from_raw)
     /// refuse pointers to chunks that are not in use.
     ///
     /// Each allocation and free takes the slow path, and the time to read or to write the chunk.
@@ -299,7 +300,7 @@ impl SlabPoolBuilder {
 
     /// Builds the pool: reserves its address range. Little memory is used yet (16 bytes a slab), unless
     /// [`backing`](Self::backing) asks for it; but without `mmap`, or the feature `std`, all of it is taken from
-    /// the heap. Building takes some 80 KiB of the stack, in a debug build 128 KiB.
+    /// the heap. Building takes some 80 KiB of the stack, in a debug build 160 KiB.
     ///
     /// # Errors
     /// A cap that does not hold one slab (in [`Mode::Ring`]: one a class) or cannot be addressed, or

@@ -202,9 +202,9 @@ impl SlabPool {
     /// Allocates as [`try_alloc`](Self::try_alloc) does; all bytes of the chunk's
     /// [`capacity`](Chunk::capacity) are zero.
     ///
-    /// A chunk of 4096 bytes or more that comes fresh from the system is zero already and is not
-    /// touched. Most smaller ones are zeroed even so: fresh chunks come in batches, and those that pass
-    /// through a magazine are no longer known to be fresh.
+    /// A chunk of 4096 bytes or more that this call gets fresh from the system is zero already and is not
+    /// touched. Smaller ones come in batches, of which most pass through a magazine, as do those of any size that a
+    /// call of another kind has left there: what lies in a magazine is no longer known to be fresh, and is zeroed.
     ///
     /// # Errors
     /// As `try_alloc`.
@@ -240,7 +240,7 @@ impl SlabPool {
 
     /// Allocates as [`try_alloc`](Self::try_alloc) does, for a caller that can do without: at the cap, `None` is neither
     /// counted as [refused](crate::ClassStats::exhausted) nor logged. That the system refuses memory below the cap is, as
-    /// ever.
+    /// ever. Above the largest class it is `None`, too, and nothing is counted.
     ///
     /// ```
     /// # use slab_core::SlabPool;
@@ -258,13 +258,16 @@ impl SlabPool {
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     #[must_use]
     pub fn try_alloc_spare(&self, len: usize) -> Option<Chunk> {
-        let inner = self.inner();
-        let place = inner.classes.place_for(len)?;
-        self.try_alloc_cached(place).or_else(|| {
-            let unit = inner.alloc_slow_if_any(place.class(), Request::new(len))?;
-            // SAFETY: as in `try_alloc_cached`.
-            Some(unsafe { Chunk::from_id(ChunkId::new(place, unit)) })
-        })
+        let place = self.inner().classes.place_for(len)?;
+        if let Some(chunk) = self.try_alloc_cached(place) {
+            return Some(chunk);
+        }
+        // Not in a closure, in which the call site would be this one.
+        let unit = self
+            .inner()
+            .alloc_slow_if_any(place.class(), Request::new(len))?;
+        // SAFETY: as in `try_alloc_cached`.
+        Some(unsafe { Chunk::from_id(ChunkId::new(place, unit)) })
     }
 
     #[inline(always)]

@@ -46,8 +46,9 @@ pub struct ClassStats {
     pub frees: u64,
     /// A lower bound of the frees on a thread that had not allocated the chunk: what each thread freed
     /// beyond what it allocated. Exact where chunks flow one way, too low where threads exchange chunks in
-    /// both directions: to count each would cost every free. It is split from the frees at each snapshot,
-    /// so neither it nor the rest of the frees ever falls.
+    /// both directions: to count each would cost every free. Only magazines know what their thread did: without them it
+    /// is zero, and what is freed while anybody waits is not in it. It is split from the frees at each snapshot, so
+    /// neither it nor the rest of the frees ever falls.
     pub frees_remote: u64,
     /// Chunks that left the magazines since the pool was built: batches that full magazines gave to the
     /// depot, all that a thread held when it ended or flushed, and what was collected from it. The last are

@@ -318,6 +318,34 @@ fn memory_that_was_lent_comes_back_whichever_request_is_refused() {
     }
 }
 
+/// Below the cap only the system is in the way, and it does not tell when it has memory again.
+#[test]
+#[cfg(all(unix, feature = "std"))]
+fn a_wait_ends_at_once_with_the_systems_refusal() {
+    let pool = two_sizes();
+    let _held = pool.try_alloc(1024).unwrap();
+    refuse_requests(0..u32::MAX, || {
+        let mut cx = Context::from_waker(Waker::noop());
+        let poll = core::pin::pin!(pool.alloc(16384)).poll(&mut cx);
+        let refused = matches!(
+            poll,
+            Poll::Ready(Err(AllocError::Commit { errno: ENOMEM, .. }))
+        );
+        assert!(refused, "{poll:?}");
+    });
+    assert!(pool.try_alloc(16384).is_ok());
+}
+
+#[test]
+#[cfg(feature = "std")]
+fn a_static_slab_is_built_by_a_later_call_if_the_system_refused_the_first() {
+    static SLAB: crate::StaticSlab<[u8; 4096]> = crate::StaticSlab::new("retried", 1 << 20);
+    refuse_requests(0..u32::MAX, || {
+        assert!(matches!(SLAB.get(), Err(ConfigError::Reserve { .. })));
+    });
+    assert!(SLAB.get().is_ok());
+}
+
 /// Locking the memory is a request too.
 #[test]
 #[cfg(all(feature = "std", target_os = "linux"))]
