@@ -370,6 +370,25 @@ fn heap_fallback_stops_at_the_heap_limit() {
 }
 
 #[test]
+fn buffers_of_no_bytes_do_not_pass_the_heap_limit() {
+    setup();
+    let pool = |limit| {
+        let pool = PacketPool::builder().size_classes(SizeClasses::explicit(&[64]).unwrap());
+        let pool = pool.max_memory(65_536).max_heap_memory(limit);
+        pool.build().unwrap()
+    };
+    for limit in [0, 1000] {
+        let pool = pool(limit);
+        let all: Vec<_> = std::iter::from_fn(|| pool.try_alloc(64).ok()).collect();
+        let mut empty = Vec::new();
+        while empty.len() < 100 && !panics(|| empty.push(pool.with_capacity(0))) {}
+        assert_eq!(empty.len(), limit / 64);
+        assert!(panics(|| drop(pool.zeroed(0))));
+        drop(all);
+    }
+}
+
+#[test]
 fn heap_limit_zero_disables_the_heap_fallback() {
     setup();
     let pool = PacketPool::builder().max_memory(1 << 20).max_heap_memory(0);

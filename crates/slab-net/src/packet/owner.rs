@@ -245,14 +245,19 @@ impl HeapBlock {
         }
     }
 
+    /// What a block takes at least, as a chunk does: bookkeeping takes as much, and of blocks without a byte there
+    /// would be no limit.
+    const MIN_BYTES: usize = 64;
+
     /// Allocates a block that stands in for a chunk of the pool: of `most` bytes, or as many as the
-    /// pool's limit leaves, but no fewer than `least`.
+    /// pool's limit leaves, but no fewer than `least`, and at least 64.
     pub(super) fn fallback(
         least: usize,
         most: usize,
         pool: Arc<Settings>,
     ) -> Result<Self, Refusal> {
-        let capacity = pool.admit_heap_block(least, most)?;
+        let capacity =
+            pool.admit_heap_block(least.max(Self::MIN_BYTES), most.max(Self::MIN_BYTES))?;
         let vec = Vec::with_capacity(capacity);
         // A boxed slice of this length would take as much, since the elements are bytes.
         debug_assert_eq!(vec.capacity(), capacity);
