@@ -1,4 +1,4 @@
-//! Resident memory, as the system counts it. Alone in its file, and so in its process: the system
+//! Resident memory, as the system counts it. In a file, and so in a process, of their own, one at a time: the system
 //! merges neighbouring mappings, and other tests' pools would be counted too.
 #![cfg(all(feature = "std", target_os = "linux", not(miri)))]
 
@@ -9,7 +9,6 @@ use slab_core::{Mode, SizeClasses, SlabPool, SlabPoolBuilder};
 use std::sync::Mutex;
 
 const CAP: usize = 16 << 20;
-/// Each looks at all mappings of the process.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// Resident bytes of the mapping that `at` lies in.
@@ -110,13 +109,15 @@ fn a_pool_is_unmapped_with_its_last_chunk() {
     let _alone = ALONE.lock();
     for mode in MODES {
         for guarded in [false, true] {
-            let pool = builder(mode).guard_pages(guarded).build().unwrap();
+            // So large that nothing else is mapped in its middle.
+            let pool = builder(mode).max_memory(1 << 28).guard_pages(guarded);
+            let pool = pool.build().unwrap();
             let mut chunk = pool.try_alloc(1).unwrap();
-            let at = chunk.as_ptr().as_ptr();
+            let middle = chunk.as_ptr().as_ptr().wrapping_add(1 << 27);
             let is_mapped = || {
                 let mut vec = 0;
                 // SAFETY: looks at the page tables only; `vec` has room for one page.
-                let failed = unsafe { libc::mincore(at.cast(), 1, &raw mut vec) };
+                let failed = unsafe { libc::mincore(middle.cast(), 1, &raw mut vec) };
                 failed == 0
             };
             drop(pool);
