@@ -100,24 +100,12 @@ fn caches_of_all_pools_are_flushed_on_request_and_at_a_threads_end() {
     let _alone = ALONE.lock();
     let pools: Vec<SlabPool> = (0..POOLS).map(|_| open(64, 16)).collect();
     assert!(pools.last().unwrap().stats().slow_classes > 0);
-    let caches = || {
-        pools
-            .iter()
-            .map(|pool| pool.stats().thread_caches)
-            .sum::<usize>()
+    let in_magazines = |pool: &SlabPool| -> u64 {
+        let stats = pool.stats();
+        stats.classes().iter().map(|class| class.in_magazines).sum()
     };
-    let cached = || {
-        let stats = pools.iter().map(SlabPool::stats);
-        stats
-            .map(|stats| {
-                stats
-                    .classes()
-                    .iter()
-                    .map(|class| class.in_magazines)
-                    .sum::<u64>()
-            })
-            .sum::<u64>()
-    };
+    let cached = || pools.iter().map(in_magazines).sum::<u64>();
+    let caches = || -> usize { pools.iter().map(|pool| pool.stats().thread_caches).sum() };
     use_all(&pools);
     assert!(cached() >= POOLS as u64);
     pools.iter().for_each(SlabPool::flush_thread_cache);

@@ -262,11 +262,8 @@ fn without_magazines_the_peak_is_exact() {
         }
         drop(all);
         let got = waits.iter_mut().map(|wait| wait.as_mut().poll(&mut cx));
-        assert!(
-            got.filter(|poll| matches!(poll, Poll::Ready(Ok(_))))
-                .count()
-                == 20
-        );
+        let got = got.filter(|poll| matches!(poll, Poll::Ready(Ok(_))));
+        assert_eq!(got.count(), 20);
         assert_eq!(peak(&pool), 20, "{mode:?}");
     }
 }

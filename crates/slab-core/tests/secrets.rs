@@ -1,8 +1,9 @@
 //! What a pool that zeroes on free leaves behind: heap blocks that go back, and memory that was lent to it.
 
-use slab_core::{AnyChunk, SizeClasses, Slab, SlabBox, SlabPool, SlabPoolBuilder};
+use slab_core::{AnyChunk, SizeClasses, Slab, SlabBox, SlabPool};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::mem::MaybeUninit;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A length that nothing else has, and not a number of whole words.
@@ -59,64 +60,72 @@ fn zero_on_free_wipes_heap_chunks() {
     }
 }
 
-/// Memory that was lent, and can be looked at when nobody has a chunk of it.
-struct Lent(&'static [MaybeUninit<u8>]);
-
-impl Lent {
-    /// Calls `build_in` with the memory.
-    fn to<T>(build_in: impl FnOnce(&'static mut [MaybeUninit<u8>]) -> T) -> (T, Self) {
-        let memory = Box::leak(vec![MaybeUninit::new(0); 300 << 10].into_boxed_slice());
-        let (at, len) = (memory.as_ptr(), memory.len());
-        let pool = build_in(memory);
-        // SAFETY: it is never freed, and looked at only while nobody writes to it.
-        (pool, Self(unsafe { std::slice::from_raw_parts(at, len) }))
-    }
-
-    fn secret_bytes(&self) -> usize {
-        let bytes = self.0.iter();
-        // SAFETY: it was zeroed, and what is written to it is initialised.
-        bytes
-            .filter(|byte| unsafe { byte.assume_init() } == SECRET)
-            .count()
-    }
+/// Memory for ever, so that it can be looked at when its pool is gone.
+fn lent() -> &'static mut [MaybeUninit<u8>] {
+    Box::leak(vec![MaybeUninit::new(0); 300 << 10].into_boxed_slice())
 }
 
-fn zeroing() -> SlabPoolBuilder {
-    let classes = SizeClasses::explicit(&[1024, 4096]).unwrap();
-    SlabPool::builder().size_classes(classes).zero_on_free(true)
+/// Secrets in the `len` bytes that begin there, of lent memory, which a pool hands out or not.
+fn secret_bytes(at: NonNull<u8>, len: usize) -> usize {
+    let is_secret = |&offset: &usize| {
+        // SAFETY: within the memory.
+        let byte = unsafe { at.add(offset) };
+        // SAFETY: all of it is initialised, and nobody writes to it meanwhile.
+        unsafe { byte.read_volatile() == SECRET }
+    };
+    (0..len).filter(is_secret).count()
 }
 
 #[test]
-#[cfg_attr(any(miri, slab_asan), ignore = "looks at memory that is a pool's")]
+#[cfg_attr(
+    any(miri, slab_asan),
+    ignore = "looks at free chunks, of memory that leaks"
+)]
 fn zero_on_free_wipes_lent_memory() {
-    let (pool, lent) = Lent::to(|memory| zeroing().build_in(memory).unwrap());
+    let classes = SizeClasses::explicit(&[1024, 4096]).unwrap();
+    let zeroing = SlabPool::builder().size_classes(classes).zero_on_free(true);
+    let pool = zeroing.build_in(lent()).unwrap();
     let secret = || {
         let mut chunk = pool.try_alloc(1024).unwrap();
         chunk.fill_zero().fill(SECRET);
-        chunk
+        (chunk.as_ptr(), chunk)
     };
-    let chunk = secret();
-    assert_eq!(lent.secret_bytes(), 1024);
+    let (at, chunk) = secret();
+    assert_eq!(secret_bytes(at, 1024), 1024);
     drop(chunk);
-    assert_eq!(lent.secret_bytes(), 0);
+    assert_eq!(secret_bytes(at, 1024), 0);
     // The pool is gone by then.
-    let chunk = secret();
+    let (at, chunk) = secret();
     drop(pool);
-    assert_eq!(lent.secret_bytes(), 1024);
+    assert_eq!(secret_bytes(at, 1024), 1024);
     drop(chunk);
-    assert_eq!(lent.secret_bytes(), 0);
+    assert_eq!(secret_bytes(at, 1024), 0);
 }
 
 #[test]
-#[cfg_attr(any(miri, slab_asan), ignore = "looks at memory that is a pool's")]
+#[cfg_attr(
+    any(miri, slab_asan),
+    ignore = "looks at free chunks, of memory that leaks"
+)]
 fn zero_on_free_wipes_typed_values() {
     let zeroing = Slab::<[u8; 1000]>::builder().pool(|pool| pool.zero_on_free(true));
-    let (slab, lent) = Lent::to(|memory| zeroing.build_in(memory).unwrap());
-    let value = slab.try_insert([SECRET; 1000]).unwrap();
-    assert_eq!(lent.secret_bytes(), 1000);
+    let slab = zeroing.build_in(lent()).unwrap();
+    // Where the values will be, by a pointer that is not a value's.
+    let at = slab.alloc_raw().unwrap();
+    // SAFETY: just allocated.
+    unsafe { slab.free_raw(at) }.unwrap();
+    let secret = || {
+        let value = slab.try_insert([SECRET; 1000]).unwrap();
+        assert_eq!(value.as_ptr().addr(), at.addr().get());
+        value
+    };
+    let secrets = || secret_bytes(at.cast(), 1000);
+    let value = secret();
+    assert_eq!(secrets(), 1000);
     drop(value);
-    assert_eq!(lent.secret_bytes(), 0);
-    let value = slab.try_insert([SECRET; 1000]).unwrap();
+    assert_eq!(secrets(), 0);
+    let value = secret();
+    assert_eq!(secrets(), 1000);
     assert_eq!(SlabBox::into_inner(value), [SECRET; 1000]);
-    assert_eq!(lent.secret_bytes(), 0);
+    assert_eq!(secrets(), 0);
 }

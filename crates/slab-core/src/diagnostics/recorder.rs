@@ -62,7 +62,8 @@ impl SizeRecorder {
 
 impl SlabPool {
     /// Returns the sizes of all requests so far: of those that got a chunk, before rounding to a size class, and of those
-    /// above the largest class (not by [`try_alloc_spare`](SlabPool::try_alloc_spare)). Its [`advise`](SizeHistogram::advise) tells which classes would have wasted least.
+    /// above the largest class (but for those of [`try_alloc_spare`](SlabPool::try_alloc_spare)). Its
+    /// [`advise`](SizeHistogram::advise) tells which classes would have wasted least.
     ///
     /// What needs no other chunk is no request, such as a `Vec` that grows in place. Of requests at the cap only those are
     /// there that were served in the end: a trial run should not lack memory. Where more than [`CHUNK_ALIGN`] bytes of
