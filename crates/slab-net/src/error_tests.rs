@@ -68,6 +68,15 @@ fn queue_send_errors() -> [QueueSendError; 2] {
     [full, sender.try_send(batch().unwrap()).unwrap_err()]
 }
 
+#[test]
+fn a_full_and_a_closed_queue_are_io_errors_of_their_own_kinds() {
+    let kinds = queue_send_errors().map(|error| io::Error::from(error).kind());
+    assert_eq!(
+        kinds,
+        [io::ErrorKind::WouldBlock, io::ErrorKind::BrokenPipe]
+    );
+}
+
 fn session_config_error() -> rudp::SessionConfigError {
     SessionConfig::fast().mtu(0).validate().unwrap_err()
 }

@@ -1,6 +1,9 @@
 //! The serialised form is the same as that of `bytes`.
 #![cfg(feature = "serde")]
 
+use serde::Deserialize;
+use serde::de::IntoDeserializer;
+use serde::de::value::{Error, StrDeserializer};
 use slab_net::{Packet, PacketBuf, PacketPool, SizeClasses};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
@@ -30,6 +33,9 @@ fn packets_go_through_serde_as_byte_arrays() {
     assert_eq!(buf, packet);
     let packet: Packet = serde_json::from_str("\"text\"").unwrap();
     assert_eq!(packet, "text");
+    // A format whose text is not bytes.
+    let text: StrDeserializer<'_, Error> = "text".into_deserializer();
+    assert_eq!(Packet::deserialize(text).unwrap(), "text");
     assert_eq!(serde_json::to_string(&buf).unwrap(), "[0,1,255]");
     for refused in ["[256]", "[-1]", "{}", "1", "[\"a\"]"] {
         assert!(
@@ -48,8 +54,7 @@ fn packets_go_through_serde_as_byte_arrays() {
 #[test]
 #[cfg(not(miri))] // Its largest chunk is smaller than the most that a claim gets.
 fn a_claimed_length_gets_little_memory() {
-    use serde::Deserialize;
-    use serde::de::value::{Error, SeqDeserializer};
+    use serde::de::value::SeqDeserializer;
 
     struct Claims(usize);
 

@@ -144,3 +144,16 @@ async fn a_sender_from_std_keeps_the_options_of_the_socket() {
     let foreign = std::net::UdpSocket::from(std::os::fd::OwnedFd::from(stream));
     assert!(UdpSender::from_std(foreign).is_err());
 }
+
+/// The system chooses it when the peer is known.
+#[tokio::test]
+async fn a_connected_receiver_knows_its_own_address() {
+    let pool = pool();
+    let peer = UdpSender::bind(ANY).unwrap();
+    let receiver = UdpReceiver::builder(&pool)
+        .connect(peer.local_addr())
+        .bind((Ipv4Addr::UNSPECIFIED, 0).into())
+        .unwrap();
+    assert_eq!(receiver.local_addr().ip(), Ipv4Addr::LOCALHOST);
+    assert_ne!(receiver.local_addr().port(), 0);
+}

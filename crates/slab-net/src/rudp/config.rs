@@ -261,6 +261,36 @@ mod tests {
     use super::*;
 
     #[test]
+    fn each_range_includes_its_ends() {
+        let config = SessionConfig::default();
+        let [millis, secs] = [Duration::from_millis, Duration::from_secs];
+        for end in [
+            config.mtu(MIN_MTU),
+            config.mtu(MAX_MTU),
+            config.window(1, 1),
+            config.window(MAX_WINDOW, MAX_WINDOW),
+            config.interval(millis(10)),
+            config.interval(secs(5)),
+            config.keepalive(MIN_KEEPALIVE),
+            config.idle_timeout(secs(7)).keepalive(millis(6999)),
+        ] {
+            assert_eq!(end.validate(), Ok(()), "{end:?}");
+        }
+        for (beyond, what) in [
+            (config.mtu(MIN_MTU - 1), "mtu"),
+            (config.mtu(MAX_MTU + 1), "mtu"),
+            (config.window(0, 1), "send window"),
+            (config.window(1, MAX_WINDOW + 1), "receive window"),
+            (config.interval(millis(9)), "interval"),
+            (config.interval(millis(5001)), "interval"),
+            (config.keepalive(Duration::ZERO), "keepalive"),
+            (config.idle_timeout(secs(7)).keepalive(secs(7)), "keepalive"),
+        ] {
+            assert_eq!(beyond.validate(), Err(SessionConfigError { what }));
+        }
+    }
+
+    #[test]
     fn each_setter_sets_what_it_says() {
         let by_hand = SessionConfig::default()
             .nodelay(true)

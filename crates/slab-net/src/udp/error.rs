@@ -292,6 +292,23 @@ mod tests {
             error.to_string(),
             "cannot send to 192.0.2.1:53 (2 sent before)"
         );
+        for (kind, is) in [
+            (SendErrorKind::NoBuffers, io::ErrorKind::OutOfMemory),
+            (SendErrorKind::Refused, io::ErrorKind::ConnectionRefused),
+            (SendErrorKind::WouldBlock, io::ErrorKind::WouldBlock),
+            (
+                SendErrorKind::TooLarge { bytes: 7 },
+                io::ErrorKind::InvalidInput,
+            ),
+        ] {
+            let (sent, destination) = (0, None);
+            let error = SendError {
+                sent,
+                destination,
+                kind,
+            };
+            assert_eq!(io::Error::from(error).kind(), is);
+        }
         let error = io::Error::from(BindError::MaxDatagram { bytes: 0 });
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
     }

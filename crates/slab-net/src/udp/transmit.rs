@@ -364,6 +364,16 @@ mod tests {
 
     const TO: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 1);
 
+    #[test]
+    fn what_is_printed_says_where_to_and_how_but_not_what() {
+        let transmit = Transmit::new(b"secret", TO).ecn(Ecn::Ect0).segment_size(4);
+        let text = format!("{transmit:?}");
+        for part in ["127.0.0.1:1", "datagrams: 2", "bytes: 6", "Ect0"] {
+            assert!(text.contains(part), "{text}");
+        }
+        assert!(!text.contains("secret") && !text.contains("115"), "{text}");
+    }
+
     /// Plans until everything is sent, and returns each message's length and datagrams.
     fn messages(
         transmits: &[Transmit<'_>],

@@ -309,6 +309,19 @@ mod tests {
     use std::net::SocketAddrV6;
 
     #[test]
+    fn one_owner_has_24_bits_of_ipv4_or_48_of_ipv6() {
+        let same = |one: &str, other: &str| {
+            Prefix::of(one.parse().unwrap()) == Prefix::of(other.parse().unwrap())
+        };
+        assert!(same("192.0.2.7:1", "192.0.2.200:2"));
+        assert!(same("192.0.2.7:1", "[::ffff:192.0.2.200]:2"));
+        assert!(!same("192.0.2.7:1", "192.0.3.7:1"));
+        assert!(same("[2001:db8:1:2::1]:1", "[2001:db8:1:3::2]:2"));
+        assert!(!same("[2001:db8:1:2::1]:1", "[2001:db8:2:2::1]:1"));
+        assert!(!same("[2001:db8:1::1]:1", "[2001:db8:101::1]:1"));
+    }
+
+    #[test]
     fn addresses_are_brought_to_canonical_form() {
         let named = |name: &str, address: &dyn Fn(SocketAddr) -> SocketAddr| {
             address(name.parse().unwrap()).to_string()

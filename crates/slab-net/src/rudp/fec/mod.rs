@@ -172,9 +172,27 @@ mod tests {
     use super::*;
 
     #[test]
+    fn sums_of_statistics_have_every_count() {
+        let mut sum = FecStats::default();
+        let one = FecStats {
+            sent_parity: 1,
+            received_parity: 2,
+            recovered: 3,
+            expired: 4,
+            rejected: 5,
+            late: 6,
+            no_memory: 7,
+        };
+        sum += &one;
+        assert_eq!(sum, one);
+    }
+
+    #[test]
     fn counts_for_which_there_is_no_code_are_refused() {
         for (data, parity) in [(0, 1), (1, 0), (256, 1), (129, 128), (1, usize::MAX)] {
-            assert!(FecShards::new(data, parity).is_err(), "{data} {parity}");
+            let refused = FecShards::new(data, parity).unwrap_err().to_string();
+            let counts = format!("{data} data and {parity} parity shards");
+            assert!(refused.starts_with(&counts), "{refused}");
         }
         for (data, parity) in [(1, 1), (255, 1), (1, 255), (128, 128)] {
             assert!(FecShards::new(data, parity).is_ok(), "{data} {parity}");
