@@ -1,6 +1,9 @@
 //! Batches of chunks, and chunks as pointers.
 
-use slab_core::{AllocError, Chunk, ChunkBatch, Mode, SizeClasses, SlabPool};
+mod common;
+
+use common::MODES;
+use slab_core::{AllocError, Chunk, ChunkBatch, SizeClasses, SlabPool};
 use std::collections::HashSet;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -173,12 +176,7 @@ fn panicking_waker_leaks_no_chunk_of_a_batch() {
 /// In every mode: who can do without is told, and nobody else is.
 #[test]
 fn a_spare_chunk_that_there_is_not_is_no_refusal() {
-    for mode in [
-        Mode::ThreadCached,
-        Mode::DepotOnly,
-        Mode::Ring,
-        Mode::Locked,
-    ] {
+    for mode in MODES {
         let classes = SizeClasses::explicit(&[16384]).unwrap();
         let pool = SlabPool::builder().size_classes(classes).mode(mode);
         let pool = pool.max_memory(64 << 10).build().unwrap();

@@ -272,7 +272,7 @@ fn program(pool: &SlabPool) {
 
 #[test]
 fn pool_stays_whole_at_whichever_call_a_subscriber_panics() {
-    // Miri takes a minute for a program.
+    // Every eighth under Miri, for which all of them take over twenty minutes.
     for before in (0..).step_by(if cfg!(miri) { 8 } else { 1 }) {
         let (subscriber, heard) = panicking(before, Level::TRACE);
         let pool = builder().build().unwrap();

@@ -5,9 +5,11 @@
     not(any(miri, loom, shuttle, slab_asan, slab_tsan))
 ))]
 
+mod common;
 mod memlock;
 
-use slab_core::{Backing, Growth, Mode, SizeClasses, Slab, SlabPool, SlabPoolBuilder};
+use common::MODES;
+use slab_core::{Backing, Growth, SizeClasses, Slab, SlabPool, SlabPoolBuilder};
 use std::io::{self, Write as _};
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
@@ -57,7 +59,7 @@ fn chunks_never_reach_into_the_guard_page() {
 
 #[test]
 fn every_mode_has_guard_pages() {
-    for mode in [Mode::DepotOnly, Mode::Ring, Mode::Locked] {
+    for &mode in &MODES[1..] {
         let classes = SizeClasses::explicit(&[4096]).unwrap();
         let builder = builder().size_classes(classes).mode(mode);
         let ends = fill(&builder.build().unwrap(), 4096);

@@ -2,7 +2,10 @@
 // AddressSanitizer would catch it first.
 #![cfg(not(any(loom, slab_asan)))]
 
-use slab_core::{Mode, SizeClasses, Slab, SlabPool, SlabPoolBuilder};
+mod common;
+
+use common::MODES;
+use slab_core::{SizeClasses, Slab, SlabPool, SlabPoolBuilder};
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
@@ -83,13 +86,7 @@ fn every_way_to_a_chunk_checks_it() {
             let _ = Box::pin(pool.alloc(LARGE)).as_mut().poll(&mut cx);
         },
     ];
-    let modes = [
-        Mode::ThreadCached,
-        Mode::DepotOnly,
-        Mode::Ring,
-        Mode::Locked,
-    ];
-    for (way, mode) in (0..ways.len()).flat_map(|way| modes.map(|mode| (way, mode))) {
+    for (way, mode) in (0..ways.len()).flat_map(|way| MODES.map(|mode| (way, mode))) {
         for zero in [false, true] {
             let pool = builder().mode(mode).zero_on_free(zero).build().unwrap();
             // All there are, so that whichever comes next was written to.
@@ -147,12 +144,7 @@ fn pointer_to_a_chunk_not_in_use_is_refused() {
 
 #[test]
 fn a_chunk_with_two_owners_is_freed_once() {
-    for mode in [
-        Mode::ThreadCached,
-        Mode::DepotOnly,
-        Mode::Ring,
-        Mode::Locked,
-    ] {
+    for mode in MODES {
         free_twice(&builder().mode(mode).build().unwrap());
     }
 }

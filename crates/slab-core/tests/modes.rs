@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::fill;
+use common::{MODES, fill};
 use slab_core::{AllocError, Chunk, ConfigError, Mode, SizeClasses, Slab, SlabPool};
 use std::collections::HashSet;
 use std::future::Future;
@@ -12,12 +12,6 @@ use std::sync::mpsc;
 use std::task::{Context, Poll, Waker};
 use std::thread;
 
-const MODES: [Mode; 4] = [
-    Mode::ThreadCached,
-    Mode::DepotOnly,
-    Mode::Ring,
-    Mode::Locked,
-];
 const CAP: usize = if cfg!(miri) { 128 << 10 } else { 512 << 10 };
 
 fn pool(mode: Mode) -> SlabPool {
@@ -246,7 +240,7 @@ fn only_thread_cached_pools_have_magazines() {
 #[test]
 fn without_magazines_the_peak_is_exact() {
     let peak = |pool: &SlabPool| pool.stats().classes()[0].in_use_peak;
-    for mode in [Mode::DepotOnly, Mode::Ring, Mode::Locked] {
+    for &mode in &MODES[1..] {
         let pool = pool(mode);
         drop([(); 20].map(|()| pool.try_alloc(1024).unwrap()));
         assert_eq!(peak(&pool), 20, "{mode:?}");

@@ -9,7 +9,7 @@ mod memlock;
 ))]
 mod process;
 
-use common::fill;
+use common::{MODES, fill};
 use slab_core::{
     AllocError, AnyChunk, Backing, CHUNK_ALIGN, Chunk, ConfigError, Growth, Mode, SizeClasses,
     Slab, SlabPool, SlabPoolBuilder,
@@ -48,12 +48,7 @@ fn pool_is_built_on_a_small_stack() {
 
 #[test]
 fn zero_on_free_zeroes_chunks_before_reuse() {
-    for mode in [
-        Mode::ThreadCached,
-        Mode::DepotOnly,
-        Mode::Ring,
-        Mode::Locked,
-    ] {
+    for mode in MODES {
         let pool = builder().zero_on_free(true).mode(mode).build().unwrap();
         let mut addresses = Vec::new();
         for _ in 0..3 {
@@ -134,7 +129,7 @@ fn growth_says_how_many_slabs_are_committed_at_a_time() {
     assert_eq!(steps(Growth::Double), [1, 2, 4, 8]);
     assert_eq!(steps(Growth::Custom(|_| 3)), [3, 6, 8]);
     assert_eq!(steps(Growth::Custom(|committed| committed)), [1, 2, 4, 8]);
-    for mode in [Mode::DepotOnly, Mode::Ring, Mode::Locked] {
+    for &mode in &MODES[1..] {
         assert_eq!(steps_in(mode, Growth::Double), [1, 2, 4, 8], "{mode:?}");
     }
     assert_eq!(steps(Growth::Custom(|_| 0)), [1, 2, 3, 4, 5, 6, 7, 8]);
@@ -154,9 +149,9 @@ fn a_prefaulted_pool_has_all_its_memory_from_the_start() {
     assert_eq!(fill(&pool, 16384).len(), (512 << 10) / 16384);
     #[cfg(all(target_os = "linux", feature = "std", not(miri)))]
     {
-        let modes = [Mode::DepotOnly, Mode::Ring, Mode::Locked];
-        for builder in modes.map(|mode| builder().mode(mode)) {
-            let pool = builder.backing(Backing::Prefault).build().unwrap();
+        for &mode in &MODES[1..] {
+            let builder = builder().mode(mode).backing(Backing::Prefault);
+            let pool = builder.build().unwrap();
             assert_eq!(pool.resident_bytes(), Some(512 << 10));
         }
         // A page of each of eight slabs is its guard.

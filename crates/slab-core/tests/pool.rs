@@ -4,8 +4,8 @@ mod common;
 #[cfg(target_os = "linux")]
 mod process;
 
-use common::fill;
-use slab_core::{AllocError, Chunk, ConfigError, Mode, PoolStats, SizeClasses, SlabPool};
+use common::{MODES, fill};
+use slab_core::{AllocError, Chunk, ConfigError, PoolStats, SizeClasses, SlabPool};
 use std::collections::HashSet;
 use std::future::Future;
 use std::mem::MaybeUninit;
@@ -411,17 +411,11 @@ fn last_handle_and_last_chunk_may_drop_concurrently() {
     let rounds = if cfg!(miri) { 4 } else { 2000 };
     #[cfg(target_os = "linux")]
     let before = address_space();
-    let modes = [
-        Mode::ThreadCached,
-        Mode::DepotOnly,
-        Mode::Ring,
-        Mode::Locked,
-    ];
     for round in 0..rounds {
         let pool = SlabPool::builder()
             .size_classes(SizeClasses::explicit(&[1024]).unwrap())
             .max_memory(CAP)
-            .mode(modes[round % modes.len()])
+            .mode(MODES[round % MODES.len()])
             .build()
             .unwrap();
         let chunk = pool.try_alloc(1).unwrap();

@@ -3,22 +3,15 @@
 
 mod common;
 
-use common::fill;
+use common::{MODES, fill};
 use slab_core::{
-    AllocError, MAX_CHUNK_BYTES, Mode, SizeClasses, SizeHistogram, SlabPool, SlabPoolBuilder,
+    AllocError, MAX_CHUNK_BYTES, SizeClasses, SizeHistogram, SlabPool, SlabPoolBuilder,
 };
 use std::future::Future;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::thread;
-
-const MODES: [Mode; 4] = [
-    Mode::ThreadCached,
-    Mode::DepotOnly,
-    Mode::Ring,
-    Mode::Locked,
-];
 
 fn builder() -> SlabPoolBuilder {
     let classes = SizeClasses::explicit(&[2048, 16384]).unwrap();

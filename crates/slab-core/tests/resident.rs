@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::fill;
+use common::{MODES, fill};
 use slab_core::{Mode, SizeClasses, SlabPool, SlabPoolBuilder};
 use std::sync::Mutex;
 
@@ -77,13 +77,6 @@ fn trimmed_memory_is_no_longer_resident_and_reads_as_zero() {
     assert!(resident_around(at) <= CAP / 20);
     assert_eq!(pool.resident_bytes(), Some(0));
 }
-
-const MODES: [Mode; 4] = [
-    Mode::ThreadCached,
-    Mode::DepotOnly,
-    Mode::Ring,
-    Mode::Locked,
-];
 
 fn builder(mode: Mode) -> SlabPoolBuilder {
     let classes = SizeClasses::explicit(&[16384]).unwrap();

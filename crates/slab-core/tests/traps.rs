@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::fill;
+use common::{MODES, fill};
 use slab_core::{AllocError, Chunk, ConfigError, Mode, SizeClasses, SlabPool, SlabPoolBuilder};
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -13,13 +13,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
-
-const MODES: [Mode; 4] = [
-    Mode::ThreadCached,
-    Mode::DepotOnly,
-    Mode::Ring,
-    Mode::Locked,
-];
 
 /// Miri goes through a hardened chunk byte by byte.
 const LARGE: usize = if cfg!(miri) { 4096 } else { 16384 };

@@ -1,7 +1,10 @@
 //! What a pool takes of the heap where that is all there is, and when.
 #![cfg(not(any(feature = "std", loom)))]
 
-use slab_core::{Mode, SizeClasses, SlabPool};
+mod common;
+
+use common::MODES;
+use slab_core::{SizeClasses, SlabPool};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
@@ -82,12 +85,7 @@ fn builder() -> slab_core::SlabPoolBuilder {
 #[test]
 fn small_pool_in_lent_memory_takes_less_of_the_heap_than_it_has() {
     const LENT: usize = 256 << 10;
-    for mode in [
-        Mode::ThreadCached,
-        Mode::DepotOnly,
-        Mode::Ring,
-        Mode::Locked,
-    ] {
+    for mode in MODES {
         let memory = Box::leak(Box::<[u8]>::new_uninit_slice(LENT));
         let before = HEAP_BYTES.get();
         let pool = builder().mode(mode).build_in(memory).unwrap();

@@ -245,8 +245,8 @@ impl HeapBlock {
         }
     }
 
-    /// What a block takes at least, as a chunk does: bookkeeping takes as much, and of blocks without a byte there
-    /// would be no limit.
+    /// What a block takes at least, as a chunk does: bookkeeping takes nearly as much, and blocks without a byte would
+    /// pass any limit.
     const MIN_BYTES: usize = 64;
 
     /// Allocates a block that stands in for a chunk of the pool: of `most` bytes, or as many as the
