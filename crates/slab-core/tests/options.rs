@@ -11,20 +11,14 @@ mod process;
 
 use common::{MODES, fill};
 use slab_core::{
-    AllocError, AnyChunk, Backing, CHUNK_ALIGN, Chunk, ConfigError, Growth, Mode, SizeClasses,
-    Slab, SlabPool, SlabPoolBuilder,
+    AllocError, AnyChunk, Backing, CHUNK_ALIGN, ConfigError, Growth, Mode, SizeClasses, Slab,
+    SlabPool, SlabPoolBuilder,
 };
 
 fn builder() -> SlabPoolBuilder {
     SlabPool::builder()
         .size_classes(SizeClasses::explicit(&[1024, 16384]).unwrap())
         .max_memory(512 << 10)
-}
-
-fn bytes(chunk: &Chunk) -> &[u8] {
-    // SAFETY: memory is zero at first and tests write initialised bytes only; nobody writes these while the
-    // borrow lives.
-    unsafe { std::slice::from_raw_parts(chunk.as_ptr().as_ptr(), chunk.capacity()) }
 }
 
 #[test]
@@ -46,37 +40,16 @@ fn pool_is_built_on_a_small_stack() {
     small.spawn(build).unwrap().join().unwrap();
 }
 
-#[test]
-fn zero_on_free_zeroes_chunks_before_reuse() {
-    for mode in MODES {
-        let pool = builder().zero_on_free(true).mode(mode).build().unwrap();
-        let mut addresses = Vec::new();
-        for _ in 0..3 {
-            let mut chunk = pool.try_alloc(1024).unwrap();
-            chunk.try_copy_from_slice(&[0x5E; 1024]).unwrap();
-            addresses.push(chunk.as_ptr());
-        }
-        let mut shared = pool.try_alloc(1024).unwrap();
-        shared.try_copy_from_slice(&[0x5E; 1024]).unwrap();
-        let shared = shared.into_shared();
-        drop((shared.clone(), shared));
-        let mut batch = pool.chunk_batch(1024).unwrap();
-        batch.fill(8).unwrap();
-        let mut chunk = batch.pop().unwrap();
-        chunk.try_copy_from_slice(&[0x5E; 1024]).unwrap();
-        batch.push(chunk).unwrap();
-        batch.clear();
-        let all = fill(&pool, 1024);
-        assert!(all.iter().all(|chunk| bytes(chunk) == [0; 1024]));
-        assert!(all.iter().any(|chunk| addresses.contains(&chunk.as_ptr())));
-    }
-}
-
 /// A pool that looks after each chunk has magazines all the same.
 #[test]
 #[cfg(feature = "std")]
 fn zeroing_and_hardened_pools_use_magazines() {
-    for builder in [builder().zero_on_free(true), builder().hardened(true)] {
+    for option in [
+        SlabPoolBuilder::zero_on_alloc,
+        SlabPoolBuilder::zero_on_free,
+        SlabPoolBuilder::hardened,
+    ] {
+        let builder = option(builder(), true);
         let pool = builder.build().unwrap();
         let chunks: Vec<_> = (0..4).map(|_| pool.try_alloc(1024).unwrap()).collect();
         let before = pool.stats().classes()[0].in_magazines;
@@ -88,21 +61,6 @@ fn zeroing_and_hardened_pools_use_magazines() {
         pool.flush_thread_cache();
         assert_eq!(pool.stats().classes()[0].in_magazines, 0);
     }
-}
-
-#[test]
-fn without_zero_on_free_memory_is_reused_as_it_was() {
-    let pool = builder().build().unwrap();
-    let mut chunk = pool.try_alloc(1024).unwrap();
-    chunk.try_copy_from_slice(&[7; 1024]).unwrap();
-    drop(chunk);
-    assert_eq!(
-        bytes(&pool.try_alloc(1024).unwrap())[5],
-        7,
-        "the same chunk"
-    );
-    let zeroed = pool.try_alloc_zeroed(1000).unwrap();
-    assert!(bytes(&zeroed).iter().all(|&byte| byte == 0));
 }
 
 #[test]
@@ -300,44 +258,4 @@ fn refused_heap_allocation_returns_its_reservation() {
     let stats = pool.stats();
     assert_eq!((stats.oversize_bytes, stats.oversize_allocs), (0, 0));
     assert_eq!(stats.oversize_refused, 1);
-}
-
-/// Returns what is resident of a pool after all of it was asked for with zeros.
-#[cfg(all(target_os = "linux", feature = "std"))]
-fn resident_after_zeroed(pool: &SlabPool) -> usize {
-    let all: Vec<Chunk> = std::iter::from_fn(|| pool.try_alloc_zeroed(16384).ok()).collect();
-    assert_eq!(all.len(), (512 << 10) / 16384);
-    let resident = pool.resident_bytes().expect("Linux says");
-    assert!(
-        all.iter()
-            .all(|chunk| bytes(chunk).iter().all(|&byte| byte == 0)),
-        "whether written or not"
-    );
-    resident
-}
-
-#[test]
-#[cfg(all(target_os = "linux", feature = "std"))]
-#[cfg_attr(miri, ignore = "its memory is the heap's")]
-fn memory_fresh_from_the_system_is_not_zeroed_again() {
-    for mode in [Mode::ThreadCached, Mode::DepotOnly] {
-        let pool = builder().mode(mode).build().unwrap();
-        assert_eq!(resident_after_zeroed(&pool), 0, "{mode:?}: touched");
-        // Now it was used, and the pool has to zero it.
-        for chunk in &mut fill(&pool, 16384) {
-            chunk.fill_zero().fill(7);
-        }
-        assert_eq!(resident_after_zeroed(&pool), 512 << 10, "{mode:?}");
-        // A slab that went to another class is not fresh, and one that was trimmed is.
-        for chunk in &mut fill(&pool, 1024) {
-            chunk.fill_zero().fill(7);
-        }
-        assert_eq!(resident_after_zeroed(&pool), 512 << 10, "{mode:?}");
-        assert_eq!(pool.trim(), 512 << 10);
-        assert_eq!(resident_after_zeroed(&pool), 0, "{mode:?}: touched");
-    }
-    // Of a page, and where a batch has many chunks: each is carved alone.
-    let pool = SlabPool::builder().build().unwrap();
-    let _all = [(); 20].map(|()| pool.try_alloc_zeroed(4096).unwrap());
-    assert_eq!(pool.resident_bytes(), Some(0), "touched");
 }

@@ -14,6 +14,7 @@ struct CountingAllocator;
 
 thread_local! {
     static HEAP_BYTES: Cell<isize> = const { Cell::new(0) };
+    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
 }
 
 #[cfg(all(target_os = "linux", not(miri)))]
@@ -25,6 +26,7 @@ fn is_mapped(layout: Layout) -> bool {
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         HEAP_BYTES.set(HEAP_BYTES.get() + layout.size() as isize);
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
         #[cfg(all(target_os = "linux", not(miri)))]
         if is_mapped(layout) {
             let protection = libc::PROT_READ | libc::PROT_WRITE;
@@ -118,4 +120,32 @@ fn prefaulted_pool_is_resident_where_its_memory_is_the_heaps() {
     assert_eq!(resident(Backing::OnDemand).0, 0);
     let (there, all) = resident(Backing::Prefault);
     assert_eq!(there, all);
+}
+
+/// So an allocator that only hands out, from a region of its own, is enough for a program without a heap.
+#[test]
+fn a_pool_in_lent_memory_takes_nothing_of_the_heap_once_it_is_built() {
+    for mode in MODES {
+        let memory = Box::leak(Box::<[u8]>::new_uninit_slice(512 << 10));
+        let classes = SizeClasses::explicit(&[64, 1536, 16384]).unwrap();
+        let pool = SlabPool::builder().size_classes(classes).mode(mode);
+        let pool = pool.build_in(memory).unwrap();
+        let mut held = Vec::with_capacity(8192);
+        let before = ALLOCATIONS.get();
+        for _ in 0..3 {
+            for len in [64, 1500, 16384] {
+                let mut batch = pool.chunk_batch(len).unwrap();
+                held.extend(std::iter::from_fn(|| pool.try_alloc(len).ok()));
+                assert!(held.len() >= 4, "{mode:?}");
+                held.truncate(held.len() / 2);
+                batch.fill(2).unwrap();
+                let shared = pool.try_alloc_zeroed(len).unwrap().into_shared();
+                drop((shared.clone(), shared));
+                assert!(pool.stats().in_use() > 0);
+                pool.trim();
+                held.clear();
+            }
+        }
+        assert_eq!(ALLOCATIONS.get(), before, "{mode:?}");
+    }
 }

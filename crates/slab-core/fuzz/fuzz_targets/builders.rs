@@ -29,6 +29,7 @@ struct Input {
     max_memory: usize,
     slabs: Option<u8>,
     mode: u8,
+    zero_on_alloc: bool,
     zero_on_free: bool,
     hardened: bool,
     growth: u8,
@@ -53,6 +54,7 @@ fn set(input: &Input, little: bool, builder: SlabPoolBuilder) -> SlabPoolBuilder
             2 => Mode::Ring,
             _ => Mode::Locked,
         })
+        .zero_on_alloc(input.zero_on_alloc)
         .zero_on_free(input.zero_on_free)
         .hardened(input.hardened)
         .guard_pages(input.guard_pages)

@@ -25,7 +25,7 @@ pub(crate) struct Found {
 }
 
 impl Found {
-    fn used(unit: u32) -> Self {
+    pub(crate) fn used(unit: u32) -> Self {
         Self {
             unit,
             zeroed: false,
@@ -64,11 +64,14 @@ impl Inner {
     /// of which the operator has to hear.
     pub(crate) fn alloc_slow_if_any(&self, class: u8, request: Request) -> Option<u32> {
         let found = self.find_for_magazine(class).ok()?;
-        self.handed_out(class, found.unit, request);
+        self.handed_out(class, found, request);
         Some(found.unit)
     }
 
     fn find_for_magazine(&self, class: u8) -> Result<Found, AllocError> {
+        if self.zero_on_alloc {
+            return self.find_to_zero(class);
+        }
         // Mostly it was empty, and a batch of the depot fills it. As that happens for every batch, it
         // must not cost a look into the thread's list of caches.
         let quick = || {
@@ -86,21 +89,25 @@ impl Inner {
         }
     }
 
-    /// As [`alloc_slow`](Self::alloc_slow), for a caller that wants zeros and has to zero a used chunk. A
-    /// chunk of a page or more is carved alone: the others of its batch would lie in the magazine as if
-    /// they had been used.
+    /// As [`alloc_slow`](Self::alloc_slow), for a caller that wants zeros and has to zero a used chunk.
     pub(crate) fn alloc_slow_zeroed(
         &self,
         class: u8,
         request: Request,
     ) -> Result<Found, AllocError> {
+        let found = self.find_to_zero(class);
+        self.record_outcome(class, found, request)
+    }
+
+    /// A chunk of a page or more is carved alone: the others of its batch would lie in the magazine as if
+    /// they had been used.
+    fn find_to_zero(&self, class: u8) -> Result<Found, AllocError> {
         let carve_size = if self.classes.geometry(class).bytes < PAGE {
             CarveSize::Batch
         } else {
             CarveSize::One
         };
-        let found = self.find_free_chunk(self.attach().as_deref(), class, carve_size);
-        self.record_outcome(class, found, request)
+        self.find_free_chunk(self.attach().as_deref(), class, carve_size)
     }
 
     fn record_outcome(
@@ -110,7 +117,7 @@ impl Inner {
         request: Request,
     ) -> Result<Found, AllocError> {
         if let Ok(found) = found {
-            self.handed_out(class, found.unit, request);
+            self.handed_out(class, found, request);
         }
         found.inspect_err(|error| {
             if matches!(error, AllocError::Exhausted { .. }) {

@@ -86,6 +86,7 @@ pub struct SlabPoolBuilder {
     pub(crate) size_classes: SizeClasses,
     pub(crate) max_memory: usize,
     pub(crate) mode: Mode,
+    pub(crate) zero_on_alloc: bool,
     pub(crate) zero_on_free: bool,
     pub(crate) hardened: bool,
     pub(crate) guard_pages: bool,
@@ -105,6 +106,7 @@ impl Default for SlabPoolBuilder {
             size_classes: SizeClasses::network(),
             max_memory: 64 << 20,
             mode: Mode::default(),
+            zero_on_alloc: false,
             zero_on_free: false,
             hardened: false,
             guard_pages: false,
@@ -181,6 +183,35 @@ impl SlabPoolBuilder {
     /// ```
     pub fn mode(mut self, mode: Mode) -> Self {
         self.mode = mode;
+        self
+    }
+
+    /// Overwrites each chunk with zeros when it is allocated, by whatever call. Default: no.
+    ///
+    /// For callers that reach chunks by pointer and count on zeros: foreign code, and code that comes from an allocator
+    /// that zeroes. [`try_alloc_zeroed`](SlabPool::try_alloc_zeroed) does the same for one allocation, and needs no slow
+    /// path for it; a [typed slab](crate::Slab) and the buffers of `slab-net` show no byte that was not written.
+    ///
+    /// Memory fresh from the system is not written, as far as `try_alloc_zeroed` says. Each allocation and free takes the
+    /// slow path, and each allocation the time to write the chunk. With [`zero_on_free`](Self::zero_on_free) there
+    /// is nothing left to do.
+    ///
+    /// ```
+    /// # use slab_core::SlabPool;
+    /// let pool = SlabPool::builder().zero_on_alloc(true).build()?;
+    /// for _ in 0..2 {
+    ///     let at = pool.alloc_raw(1500)?;
+    ///     // SAFETY: a chunk of this pool, ours alone, all of whose bytes are zero; not used after it is freed.
+    ///     unsafe {
+    ///         assert_eq!(std::slice::from_raw_parts(at.as_ptr(), 1500), [0; 1500]);
+    ///         at.write_bytes(7, 1500);
+    ///         pool.free_raw(at)?;
+    ///     }
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn zero_on_alloc(mut self, zero: bool) -> Self {
+        self.zero_on_alloc = zero;
         self
     }
 
@@ -331,8 +362,10 @@ impl SlabPoolBuilder {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// A fixed pool in a `static`, as a program without an operating system has it (it needs a global
-    /// allocator for the bookkeeping):
+    /// A fixed pool in a `static`, as a program without an operating system has it. It needs a global allocator, from
+    /// which building takes all the bookkeeping; after it, only what [waits](SlabPool::alloc) and what is
+    /// [above the largest class](Self::max_oversize_memory) take more. So without a heap, an allocator is enough that
+    /// hands out pieces of another `static`, of the size that [`max_memory`](Self::max_memory) says, and takes none back.
     ///
     /// ```
     /// use core::mem::MaybeUninit;

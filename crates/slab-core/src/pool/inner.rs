@@ -31,6 +31,7 @@ use crate::diagnostics::recorder::SizeRecorder;
 use crate::diagnostics::track::Tracker;
 use crate::error::ConfigError;
 use crate::handle::oversize::Oversize;
+use crate::pool::allocate::Found;
 use crate::pool::builder::{Backing, Mode, SlabPoolBuilder};
 use crate::pool::episode::Episode;
 use crate::pool::fork;
@@ -158,6 +159,8 @@ pub(crate) struct Inner {
     /// that sees an old value searches in vain, or goes without a cache once more, so models need not see it.
     pub(crate) no_cache_left: core::sync::atomic::AtomicBool,
     pub(crate) oversize: Arc<Oversize>,
+    /// Not if chunks are zeroed when they are freed.
+    pub(crate) zero_on_alloc: bool,
     pub(crate) zero_on_free: bool,
     pub(crate) hardening: Option<Hardening>,
     pub(crate) recorder: Option<SizeRecorder>,
@@ -297,6 +300,7 @@ impl Inner {
             home: Weak::new(),
             max_thread_caches,
             no_cache_left: core::sync::atomic::AtomicBool::new(false),
+            zero_on_alloc: options.zero_on_alloc && !options.zero_on_free,
             zero_on_free: options.zero_on_free,
             hardening,
             recorder,
@@ -371,19 +375,28 @@ impl Inner {
         if self.tracker.is_some() {
             return true;
         }
-        self.zero_on_free || self.hardening.is_some() || self.recorder.is_some()
+        self.zero_on_alloc
+            || self.zero_on_free
+            || self.hardening.is_some()
+            || self.recorder.is_some()
     }
 
     /// A chunk goes to a caller; every slow path ends here.
-    pub(crate) fn handed_out(&self, class: u8, unit: u32, request: Request) {
+    pub(crate) fn handed_out(&self, class: u8, found: Found, request: Request) {
+        let unit = found.unit;
+        let (at, bytes) = (self.chunk_ptr(unit), self.classes.geometry(class).bytes);
         if let Some(recorder) = &self.recorder {
             recorder.record(request.len);
         }
         if let Some(hardening) = &self.hardening {
-            let bytes = self.classes.geometry(class).bytes;
-            asan::unpoison(self.chunk_ptr(unit), bytes);
+            asan::unpoison(at, bytes);
             // SAFETY: the chunk was just taken out of the pool's free chunks.
-            unsafe { hardening.handed_out(unit, self.chunk_ptr(unit), bytes) };
+            unsafe { hardening.handed_out(unit, at, bytes) };
+        }
+        if self.zero_on_alloc && !found.zeroed {
+            asan::unpoison(at, bytes);
+            // SAFETY: as above.
+            unsafe { at.write_bytes(0, bytes) };
         }
         #[cfg(feature = "leak-tracking")]
         if let Some(tracker) = &self.tracker {

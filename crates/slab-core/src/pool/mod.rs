@@ -9,7 +9,7 @@
 //! | `episode` | which refusals are logged |
 //! | `fork`, or `no_fork` | pools in the child of a `fork` |
 
-mod allocate;
+pub(crate) mod allocate;
 pub(crate) mod builder;
 mod census;
 mod episode;
@@ -220,7 +220,7 @@ impl SlabPool {
     /// ```
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn try_alloc_zeroed(&self, len: usize) -> Result<Chunk, AllocError> {
-        if self.inner().zero_on_free {
+        if self.inner().zero_on_alloc || self.inner().zero_on_free {
             return self.try_alloc(len);
         }
         let place = self.place_for(len)?;

@@ -32,6 +32,7 @@ use crate::class::MAX_CLASSES;
 use crate::error::AllocError;
 use crate::handle::chunk::Chunk;
 use crate::pool::SlabPool;
+use crate::pool::allocate::Found;
 use crate::pool::inner::Inner;
 use crate::pool::request::Request;
 use crate::reclaim::{Collected, SlabLayer};
@@ -378,7 +379,7 @@ impl<'a> Alloc<'a> {
         };
         self.pending = None;
         if let Ok(unit) = unit {
-            inner.handed_out(class, unit, self.request);
+            inner.handed_out(class, Found::used(unit), self.request);
         }
         // SAFETY: the unit was taken out of the pool's free chunks for this future.
         let chunk = unit.map(|unit| unsafe { Chunk::new(self.pool.inner(), class, unit) });
@@ -413,7 +414,8 @@ impl Drop for Alloc<'_> {
         {
             let class = turn.class;
             // As if it had been handed out, so that it is freed as any chunk is.
-            self.pool.inner().handed_out(class, unit, self.request);
+            let found = Found::used(unit);
+            self.pool.inner().handed_out(class, found, self.request);
             // SAFETY: the unit was set aside for this future, which has not handed it out.
             drop(unsafe { Chunk::new(self.pool.inner(), class, unit) });
         }

@@ -62,6 +62,7 @@ impl Random {
 struct Config {
     mode: Mode,
     hardened: bool,
+    zero_on_alloc: bool,
     zero_on_free: bool,
     record_sizes: bool,
     sizes: &'static [usize],
@@ -86,6 +87,7 @@ impl Config {
             mode: modes[random.below(4)],
             // Looks at each byte, for which Miri takes too long.
             hardened: random.one_in(3) && !cfg!(miri),
+            zero_on_alloc: random.one_in(4),
             zero_on_free: random.one_in(4),
             record_sizes: random.one_in(4),
             sizes,
@@ -101,6 +103,7 @@ impl Config {
             .size_classes(classes)
             .mode(self.mode)
             .hardened(self.hardened)
+            .zero_on_alloc(self.zero_on_alloc)
             .zero_on_free(self.zero_on_free)
             .record_sizes(self.record_sizes)
             .max_oversize_memory(400_000)
