@@ -271,21 +271,15 @@ impl Arena {
         first..end.div_ceil(self.slab_bytes).min(self.slabs)
     }
 
-    /// Gives back the memory behind a part of the arena, which then reads as zeros. `false` if it stays:
-    /// each byte then is what it was, or zero.
+    /// Gives back the memory behind parts of the arena, by their offsets, which then read as zeros. `false` if it
+    /// stays: each byte then is what it was, or zero.
     ///
     /// # Safety
-    /// The part is of one slab, or of several without guards, which are committed; nobody uses the part
-    /// until this returns.
-    pub(crate) unsafe fn release(&self, offset: usize, bytes: usize) -> bool {
-        let bytes = if self.guard == 0 {
-            bytes
-        } else {
-            bytes.min(self.usable_bytes() - offset % self.slab_bytes)
-        };
+    /// The parts are committed, and nobody uses them until this returns.
+    pub(crate) unsafe fn release(&self, parts: &[Range<usize>]) -> bool {
         match &self.memory {
             // SAFETY: handed on to the caller.
-            Memory::System(region) if !self.locked => unsafe { region.release(offset, bytes) },
+            Memory::System(region) if !self.locked => unsafe { region.release(parts) },
             Memory::System(_) | Memory::Lent { .. } => false,
         }
     }

@@ -103,7 +103,8 @@ use core::ptr::NonNull;
 /// On Linux, building the first pool checks whether the process may issue `membarrier`, and all pools rely
 /// on the answer. If a filter of system calls (seccomp) forbids it later, calls that have to take from
 /// other threads' magazines panic, and a `fork` aborts the process. Allow it, or install the filter before
-/// the first pool is built.
+/// the first pool is built. [`trim`](Self::trim) issues `process_madvise` for the process itself, and is content with
+/// `madvise` if that is refused; a filter that ends the process instead has to allow both.
 #[derive(Clone)]
 pub struct SlabPool {
     /// Spares the fast path the indirection through `handle`.

@@ -2,6 +2,7 @@
 
 use alloc::alloc::{alloc_zeroed, dealloc};
 use core::alloc::Layout;
+use core::ops::Range;
 use core::ptr::NonNull;
 
 /// As on a system with pages, so that what relies on page alignment holds here too.
@@ -55,14 +56,16 @@ impl Region {
         Ok(())
     }
 
-    /// Zeroes the part, as if it had been given back.
+    /// Zeroes the parts, as if they had been given back.
     ///
     /// # Safety
-    /// The part is committed, and nobody uses it until this returns.
-    pub(crate) unsafe fn release(&self, offset: usize, bytes: usize) -> bool {
-        let at = self.part(offset, bytes);
-        // SAFETY: the part lies in the block, and by this function's contract nobody uses it.
-        unsafe { core::ptr::write_bytes(at, 0, bytes) };
+    /// The parts are committed, and nobody uses them until this returns.
+    pub(crate) unsafe fn release(&self, parts: &[Range<usize>]) -> bool {
+        for part in parts {
+            let at = self.part(part.start, part.len());
+            // SAFETY: the part lies in the block, and by this function's contract nobody uses it.
+            unsafe { core::ptr::write_bytes(at, 0, part.len()) };
+        }
         true
     }
 

@@ -4,6 +4,9 @@
 //! `unix` maps anonymous memory. `heap` takes the whole range from the global allocator at once,
 //! zeroed; it serves Miri, models, builds without `std` and systems without `mmap`.
 
+/// The most parts of a region that are given back by one call.
+pub(crate) const RELEASE_MAX: usize = 64;
+
 pub(crate) mod asan;
 pub(crate) mod fault_injection;
 
@@ -19,7 +22,8 @@ pub(crate) use heap::*;
 
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
-    use super::Region;
+    use super::{RELEASE_MAX, Region};
+    use alloc::vec::Vec;
 
     #[test]
     fn committed_memory_is_zero_and_released_memory_is_zero_again() {
@@ -33,11 +37,75 @@ mod tests {
         // Compared at once, because Miri takes a step per byte otherwise.
         assert!(bytes == ZEROS);
         bytes.fill(0xAA);
+        let part = PART..2 * PART;
         // SAFETY: committed above, and `bytes` is not used again before it is made anew.
-        assert!(unsafe { region.release(PART, PART) });
+        assert!(unsafe { region.release(&[part]) });
         // SAFETY: still mapped; `bytes` is not used any more.
         let bytes = unsafe { core::slice::from_raw_parts(at, PART) };
         assert!(bytes == ZEROS);
+    }
+
+    const PAGE: usize = 4096;
+
+    fn page(region: &Region, nth: usize) -> &[u8] {
+        let at = region.base().as_ptr().wrapping_add(nth * PAGE);
+        // SAFETY: the tests commit and write the pages that they look at, and nobody writes while the borrow lives.
+        unsafe { core::slice::from_raw_parts(at, PAGE) }
+    }
+
+    fn fill_all(region: &Region, pages: usize) {
+        // SAFETY: so many pages are committed, and nobody else has them.
+        unsafe { region.base().as_ptr().write_bytes(0xAA, pages * PAGE) };
+    }
+
+    #[test]
+    fn what_lies_between_released_parts_stays() {
+        // By multiples of the largest page that a system may have.
+        const STEP: usize = 16;
+        for parts in [1, 2, RELEASE_MAX] {
+            let pages = 2 * parts * STEP;
+            let region = Region::committed(pages * PAGE).unwrap();
+            fill_all(&region, pages);
+            let starts = (0..parts).map(|nth| (2 * nth + 1) * STEP * PAGE);
+            let list: Vec<_> = starts.map(|start| start..start + STEP * PAGE).collect();
+            // SAFETY: committed, and nobody uses it.
+            assert!(unsafe { region.release(&list) });
+            for nth in (0..pages).step_by(STEP) {
+                let expected = if nth / STEP % 2 == 1 { 0 } else { 0xAA };
+                assert!(
+                    page(&region, nth) == [expected; PAGE],
+                    "page {nth} of {pages}"
+                );
+            }
+        }
+    }
+
+    /// Linux gives back what lies before it, and says how much; an older one refuses at once.
+    #[test]
+    #[cfg(all(target_os = "linux", feature = "std", not(miri)))]
+    fn a_part_that_the_system_keeps_is_told() {
+        use std::io::Write;
+        let region = Region::committed(64 * PAGE).unwrap();
+        fill_all(&region, 64);
+        let locked = region.base().as_ptr().wrapping_add(32 * PAGE).cast();
+        // SAFETY: a part of our own mapping.
+        if unsafe { libc::mlock(locked, 16 * PAGE) } != 0 {
+            let _ = writeln!(std::io::stderr(), "skipped: no memory may be locked");
+            return;
+        }
+        let parts = [0, 32, 48].map(|first| first * PAGE..(first + 16) * PAGE);
+        // SAFETY: committed, and nobody uses it.
+        assert!(!unsafe { region.release(&parts) });
+        for nth in [0, 32, 48] {
+            let first = page(&region, nth)[0];
+            assert!(page(&region, nth) == [first; PAGE] && [0, 0xAA].contains(&first));
+        }
+        assert!(page(&region, 16) == [0xAA; PAGE]);
+        // SAFETY: locked above.
+        assert_eq!(unsafe { libc::munlock(locked, 16 * PAGE) }, 0);
+        // SAFETY: as above.
+        assert!(unsafe { region.release(&parts) });
+        assert!(page(&region, 32) == [0; PAGE]);
     }
 
     /// Or a page of it would cost two megabytes where the system gives huge pages unasked, as a choice of its administrator.

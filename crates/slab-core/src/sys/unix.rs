@@ -1,6 +1,11 @@
 //! Anonymous memory by `mmap`, and `membarrier` where the kernel has it.
 
+#[cfg(target_os = "linux")]
+use super::RELEASE_MAX;
+#[cfg(target_os = "linux")]
+use arrayvec::ArrayVec;
 use core::ffi::c_void;
+use core::ops::Range;
 use core::ptr::{NonNull, null_mut};
 #[cfg(target_os = "linux")]
 use rustix::mm::{Advice, madvise};
@@ -77,27 +82,82 @@ impl Region {
             .map_err(rustix::io::Errno::raw_os_error)
     }
 
-    /// Gives the memory behind a committed part back to the system. The part stays usable and
-    /// reads as zeros. `false` if the system does not take it (a process may have locked all of its memory
+    /// Gives the memory behind committed parts back to the system. They stay usable and read as zeros.
+    /// `false` if the system does not take it (a process may have locked all of its memory
     /// by `mlockall`): each byte then is what it was, or zero.
     ///
     /// # Safety
-    /// The part is committed, and nobody uses it until this returns.
-    pub(crate) unsafe fn release(&self, offset: usize, bytes: usize) -> bool {
-        let at = self.part(offset, bytes);
+    /// The parts are committed, and nobody uses them until this returns.
+    pub(crate) unsafe fn release(&self, parts: &[Range<usize>]) -> bool {
+        if super::fault_injection::check().is_err() {
+            return false;
+        }
+        // SAFETY: the caller's promise.
+        if parts.len() > 1 && unsafe { self.release_at_once(parts) } {
+            return true;
+        }
+        // SAFETY: the caller's promise, of each.
+        parts.iter().all(|part| unsafe { self.release_one(part) })
+    }
+
+    /// Gives back parts by one call of the system, which then flushes what processors remember of them once, and not for
+    /// each: two to three times as fast where they are of one to twenty pages. `false` if Linux is older than 6.15 or does
+    /// not take all of them.
+    ///
+    /// # Safety
+    /// As [`release`](Self::release).
+    #[cfg(target_os = "linux")]
+    unsafe fn release_at_once(&self, parts: &[Range<usize>]) -> bool {
+        /// This process, where the system asks for a descriptor of one (`linux/pidfd.h`).
+        const PIDFD_SELF: libc::c_int = -10_000;
+        let mut vectors = ArrayVec::<libc::iovec, RELEASE_MAX>::new();
+        for part in parts {
+            let vector = libc::iovec {
+                iov_base: self.part(part.start, part.len()),
+                iov_len: part.len(),
+            };
+            if vectors.try_push(vector).is_err() {
+                return false;
+            }
+        }
+        // SAFETY: the parts lie in this mapping; by this function's contract no one relies on
+        // their contents, and they stay mapped. The vectors outlive the call.
+        let released = unsafe {
+            libc::syscall(
+                libc::SYS_process_madvise,
+                PIDFD_SELF,
+                vectors.as_ptr(),
+                vectors.len(),
+                libc::MADV_DONTNEED,
+                0_u32,
+            )
+        };
+        // Up to the first that it does not take.
+        usize::try_from(released) == Ok(parts.iter().map(ExactSizeIterator::len).sum())
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    unsafe fn release_at_once(&self, _parts: &[Range<usize>]) -> bool {
+        false
+    }
+
+    /// # Safety
+    /// As [`release`](Self::release).
+    unsafe fn release_one(&self, part: &Range<usize>) -> bool {
+        let at = self.part(part.start, part.len());
         #[cfg(target_os = "linux")]
         // SAFETY: the part lies in this mapping; by this function's contract no one relies on
         // its contents, and it stays mapped.
-        let release = || unsafe { madvise(at, bytes, Advice::LinuxDontNeed) };
+        let released = unsafe { madvise(at, part.len(), Advice::LinuxDontNeed) };
         // Elsewhere that advice need not make zeros; a new mapping in the place of the old one does.
         #[cfg(not(target_os = "linux"))]
-        let release = || {
+        let released = {
             let protection = ProtFlags::READ | ProtFlags::WRITE;
             let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
             // SAFETY: the part lies in this mapping, and nobody relies on its contents.
-            unsafe { mmap_anonymous(at, bytes, protection, flags) }
+            unsafe { mmap_anonymous(at, part.len(), protection, flags) }
         };
-        super::fault_injection::check().is_ok() && release().is_ok()
+        released.is_ok()
     }
 
     /// Backs a committed part with memory; locks it there if asked.
