@@ -296,12 +296,12 @@ impl<'a> Plan<'a> {
         Some(planned)
     }
 
-    /// Adds following datagrams with the same destination and length to the message as segments.
+    /// Adds following datagrams with the same destination and length to the message as segments: as many as
+    /// `most`, which are no more bytes than a message takes, because none is longer than the first.
     fn coalesce(&mut self, transmits: &[Transmit<'a>], planned: &mut PlannedMessage, most: usize) {
         let first = &transmits[planned.transmit];
         while let Some(next) = transmits.get(planned.next.0) {
-            let fits = planned.datagrams < most && planned.bytes + next.len <= MAX_GSO_BYTES;
-            if !fits || !first.can_coalesce_with(next) {
+            if planned.datagrams >= most || !first.can_coalesce_with(next) {
                 return;
             }
             if next.push_parts(0, next.len, &mut self.parts).is_err() {
@@ -310,6 +310,7 @@ impl<'a> Plan<'a> {
             planned.next.0 += 1;
             planned.datagrams += 1;
             planned.bytes += next.len;
+            debug_assert!(planned.bytes <= MAX_GSO_BYTES);
             if next.len < first.len {
                 // Only the last segment may be shorter.
                 return;
@@ -490,6 +491,10 @@ mod tests {
             messages(&segmented, 64, false),
             [(10, 1), (100, 10), (10, 1)]
         );
+        // More than fits into one packet.
+        let long = vec![0; 1200];
+        let long = Transmit::new(&long, TO);
+        assert_eq!(messages(&[long; 60], 64, false), [(64800, 54), (7200, 6)]);
         // More than fits into one system call.
         assert_eq!(messages(&[of(0); 50], 64, false), [(0, 1); 50]);
         let long = vec![0; 40_000];
