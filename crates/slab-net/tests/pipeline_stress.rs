@@ -428,7 +428,8 @@ fn shards_run_in_runtimes_of_their_own() {
     let mut threads = Vec::new();
     for shard in shards {
         let mut stopped = stop.subscribe();
-        let cpu = last_cpu(&allowed_cpus()).filter(|_| shard.index() == 0);
+        let index = shard.index();
+        let cpu = last_cpu(&allowed_cpus()).filter(|_| index == 0);
         let run = move |receiver: UdpReceiver| async move {
             let (sender, batches) = queue(64.try_into().unwrap(), Overflow::DropNewest);
             let stop = async move {
@@ -442,6 +443,8 @@ fn shards_run_in_runtimes_of_their_own() {
                 got
             };
             let (report, got) = tokio::join!(forward(receiver, sender, stop), consume);
+            let name = std::thread::current().name().map(str::to_owned);
+            assert_eq!(name, Some(format!("udp-shard-{index}")));
             (report, got, allowed_cpus())
         };
         threads.push(shard.spawn_thread(cpu, run).unwrap());

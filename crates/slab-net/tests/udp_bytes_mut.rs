@@ -256,6 +256,23 @@ async fn short_datagrams_share_a_buffer_even_at_the_cap() {
 }
 
 /// The stream's wait is given up once, and two of three datagrams of one buffer are left to `recv`.
+/// Two of half a buffer fit into one.
+#[tokio::test]
+async fn a_datagram_of_half_a_buffer_shares_one() {
+    let mut receiver = bind(2 * BUFFER);
+    let (sender, to) = (receiver.sender(), receiver.local_addr());
+    let mut held = Vec::new();
+    for len in [BUFFER / 2, BUFFER / 2, 40_000] {
+        let contents = vec![7; len];
+        sender.send(&Transmit::new(&contents, to)).await.unwrap();
+        let received = tokio::time::timeout(HANG, receiver.recv()).await;
+        let datagram = received.expect("dropped").unwrap();
+        assert!(datagram.packet == contents[..]);
+        held.push(datagram);
+    }
+    assert_eq!(receiver.allocated_bytes(), 2 * BUFFER);
+}
+
 #[tokio::test]
 async fn a_stream_loses_nothing_and_can_be_mixed_with_recv() {
     use futures_util::{Stream, StreamExt};

@@ -157,3 +157,19 @@ async fn a_connected_receiver_knows_its_own_address() {
     assert_eq!(receiver.local_addr().ip(), Ipv4Addr::LOCALHOST);
     assert_ne!(receiver.local_addr().port(), 0);
 }
+
+/// The system call takes 32 bits with a sign: of more, it would see what is left of them.
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+#[tokio::test]
+async fn a_size_of_a_socket_buffer_beyond_what_the_system_takes_is_the_most_that_it_takes() {
+    let pool = pool();
+    let sizes = |bytes: usize| {
+        let builder = UdpReceiver::builder(&pool).receive_buffer_bytes(bytes);
+        let receiver = builder.send_buffer_bytes(bytes).bind(ANY).unwrap();
+        let options = socket2::SockRef::from(&receiver);
+        [options.recv_buffer_size(), options.send_buffer_size()].map(Result::unwrap)
+    };
+    let most = sizes(i32::MAX as usize);
+    assert!(most.iter().all(|&bytes| bytes > 50_000));
+    assert_eq!(sizes((1 << 32) + 10_000), most);
+}

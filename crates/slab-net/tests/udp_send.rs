@@ -529,6 +529,12 @@ async fn a_sink_sends_everything_and_continues_after_a_failure() {
         }
     }
     failed += usize::from(sink.flush().await.is_err());
+    // Closing reports what flushing does.
+    sink.feed(Outgoing::new(copy(b"bad"), nowhere))
+        .await
+        .unwrap();
+    let error = sink.close().await.unwrap_err();
+    assert_eq!(error.destination(), Some(nowhere));
     sink.close().await.unwrap();
     let got = receive(&mut receiver, 99).await.concat();
     let all = (0..100).filter(|&n| n != 10).collect::<Vec<u8>>();

@@ -326,3 +326,19 @@ pub(super) fn smaller_copy(slab: &SlabPool, payload: &[u8], capacity: usize) -> 
     chunk.try_copy_from_slice(payload)?;
     Some(chunk)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use slab_core::SizeClasses;
+
+    #[test]
+    fn a_payload_of_half_a_chunk_is_copied_and_a_longer_one_is_not() {
+        let classes = SizeClasses::explicit(&[1024, 1536, 2048]).unwrap();
+        let builder = SlabPool::builder().size_classes(classes);
+        let pool = builder.max_memory(8 << 20).build().unwrap();
+        let copied = |len| smaller_copy(&pool, &vec![7; len], 2048);
+        assert_eq!(copied(1024).unwrap().capacity(), 1024);
+        assert!(copied(1025).is_none());
+    }
+}

@@ -377,3 +377,20 @@ enum Step {
     Done,
     Failed(SendErrorKind),
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_of_the_runtime_says_how_many_were_sent_before() {
+        let mut progress = Progress::default();
+        progress.sent = 3;
+        let outcome = |kind: io::ErrorKind| {
+            let outcome = UdpSender::outcome(Err(kind.into()), &[], &progress);
+            outcome.unwrap().map_err(|error| error.sent())
+        };
+        assert_eq!(outcome(io::ErrorKind::Other), Err(3));
+        assert_eq!(outcome(io::ErrorKind::WouldBlock), Ok(3));
+    }
+}

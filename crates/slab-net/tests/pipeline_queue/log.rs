@@ -2,6 +2,7 @@
 
 use crate::udp_common::warnings::{field, on_warning};
 use crate::{Source, make, number};
+use slab_net::PacketPool;
 use slab_net::pipeline::{Overflow, Priority, priority_queue};
 use slab_net::udp::PacketBatch;
 use std::sync::{Arc, Mutex};
@@ -122,4 +123,36 @@ async fn a_queue_that_has_room_again_says_what_it_dropped() {
             ("policy", "1")
         ]
     );
+}
+
+/// What is logged when the queue goes: one batch of two datagrams, and one of three.
+#[tokio::test]
+async fn the_log_counts_the_datagrams_of_a_batch() {
+    let ends = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&ends);
+    let _watching = on_warning(move |event| {
+        let end = field(event, "reason").zip(field(event, "datagrams"));
+        log.lock().unwrap().extend(end);
+    });
+    let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+    for (overflow, reason) in [
+        (Overflow::DropOldest, "policy"),
+        (Overflow::DropNewest, "queue_full"),
+    ] {
+        let (sender, receiver) = make(1, overflow);
+        // The first or the last stays in the queue.
+        let counts = match overflow {
+            Overflow::DropOldest => [2, 3, 7],
+            _ => [7, 2, 3],
+        };
+        for datagrams in counts {
+            let contents = vec![0; 10 * datagrams];
+            let batch = PacketBatch::try_copy_from_slice(&pool, &contents, 10, crate::ANY);
+            sender.send(batch.unwrap()).await.unwrap();
+        }
+        assert_eq!(receiver.monitor().stats().dropped(), 5);
+        drop((sender, receiver));
+        let ended = std::mem::take(&mut *ends.lock().unwrap());
+        assert_eq!(ended, [(reason.to_owned(), "5".to_owned())]);
+    }
 }

@@ -188,3 +188,61 @@ impl QueueSender {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::flow::flow_queues;
+    use super::super::super::lanes::Priority;
+    use super::super::{Overflow, QueueReceiver, priority_queue, queue};
+    use super::*;
+    use crate::packet::PacketPool;
+    use std::net::SocketAddr;
+
+    fn batch(pool: &PacketPool, source: SocketAddr) -> PacketBatch {
+        PacketBatch::try_copy_from_slice(pool, b"x", 0, source).unwrap()
+    }
+
+    #[test]
+    fn a_queue_is_half_full_once_half_of_its_places_are_taken() {
+        let pool = PacketPool::builder().max_memory(4 << 20).build().unwrap();
+        let source = "192.0.2.1:9".parse().unwrap();
+        for (places, half, is_half_full) in [
+            (1, 1, &[false, true][..]),
+            (2, 1, &[false, true, true]),
+            (3, 1, &[false, false, true, true]),
+            (4, 2, &[false, false, true, true, true]),
+            (5, 2, &[false, false, false, true, true, true]),
+        ] {
+            let places = places.try_into().unwrap();
+            for (sender, _receiver) in [
+                queue(places, Overflow::Wait),
+                priority_queue(places, |_| Priority::Normal),
+            ] {
+                assert_eq!(sender.half(), half);
+                let mut found = vec![sender.is_half_full()];
+                for _ in 0..places.get() {
+                    sender.try_send(batch(&pool, source)).unwrap();
+                    found.push(sender.is_half_full());
+                }
+                assert_eq!(found, is_half_full);
+            }
+        }
+    }
+
+    /// Its consumer needs the thread, however little there is for the others.
+    #[test]
+    fn of_several_queues_one_that_is_half_full_is_enough() {
+        let pool = PacketPool::builder().max_memory(4 << 20).build().unwrap();
+        let four = 4.try_into().unwrap();
+        let (sender, receivers) = flow_queues(four, four, Overflow::Wait);
+        assert_eq!(sender.half(), 2);
+        // One source has one queue.
+        let source = "192.0.2.1:9".parse().unwrap();
+        for is_half_full in [false, true, true, true] {
+            sender.try_send(batch(&pool, source)).unwrap();
+            assert_eq!(sender.is_half_full(), is_half_full);
+        }
+        let taken = receivers.iter().filter_map(QueueReceiver::try_recv).count();
+        assert_eq!(taken, 1);
+    }
+}
