@@ -455,3 +455,30 @@ fn finish_closes_after_the_linger_time_if_the_peer_is_unknown() {
     assert_eq!(client.ended(), Some(CloseReason::Closed));
     assert!(now > Time::ZERO + LINGER);
 }
+
+/// With a peer that never answers, finishing is closing after the linger time, and what was sent is given up after
+/// another.
+#[test]
+fn finishing_waits_for_the_peer_as_long_as_the_linger_time() {
+    let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
+    let budget = MemoryBudget::new(16 << 20);
+    let linger = Duration::from_secs(3);
+    let config = SessionConfig::fast().linger(linger);
+    let mut now = Time::ZERO + Duration::from_secs(1);
+    let mut client = Session::open(3, &config, Side::Client, &pool, &budget, 5, now).unwrap();
+    client.send_slice(b"hello").unwrap();
+    client.finish(now);
+    let finished = now;
+    let (mut scratch, mut closed) = ([0; 4096], None);
+    while let Some(at) = client.poll_timeout() {
+        now = now.max(at);
+        client.handle_timeout(now);
+        while client.poll_transmit(now, &mut scratch, 1).is_some() {}
+        if client.is_read_closed() {
+            closed.get_or_insert(now);
+        }
+    }
+    assert_eq!(closed.unwrap().since(finished), linger);
+    assert_eq!(client.ended(), Some(CloseReason::LingerExpired));
+    assert_eq!(now.since(finished), 2 * linger);
+}

@@ -10,7 +10,7 @@ use libc::{c_int, c_uint, c_void, mmsghdr, sockaddr, socklen_t, ssize_t};
 use rudp_common::sockets::{TIMEOUT, accept, any, bytes, pool, recv, wait_until};
 use slab_core::Chunk;
 use slab_net::PacketPool;
-use slab_net::rudp::wire::HEADER_BYTES;
+use slab_net::rudp::wire::{Command, HEADER_BYTES, Header};
 use slab_net::rudp::{Connection, Endpoint, EndpointConfig, SessionConfig};
 use std::cell::{Cell, RefCell};
 use std::collections::{HashSet, VecDeque};
@@ -363,4 +363,42 @@ async fn with_parity() {
     let shards = slab_net::rudp::fec::FecShards::new(1, 1).unwrap();
     // The parity of the last datagram, which is shorter than the others, is longer than it, or begins another run.
     what_a_full_socket_did_not_take_is_sent_once_it_has_room(config().fec(shards), true).await;
+}
+
+/// Whether the system refuses it or the socket has no room. A stranger's question is answered, as its session is not
+/// known.
+#[tokio::test]
+async fn answers_without_a_session_that_are_not_sent_are_counted() {
+    let pool = pool();
+    let endpoint = Endpoint::bind(any(), &pool, config()).unwrap();
+    SOCKET.set(endpoint.as_fd().as_raw_fd());
+    let stranger = tokio::net::UdpSocket::bind(any()).await.unwrap();
+    let question = Header {
+        conv: 7,
+        cmd: Command::AskWindow,
+        frg: 1,
+        wnd: 32,
+        ts: 5,
+        // It goes on with a session.
+        sn: 3,
+        una: 3,
+        len: 0,
+    };
+    let mut datagram = [0; HEADER_BYTES];
+    question.encode(&mut datagram);
+    NEXT.set([-libc::EPERM, -libc::EAGAIN].into());
+    for asked in 1..=3 {
+        let to = endpoint.local_addr();
+        stranger.send_to(&datagram, to).await.unwrap();
+        wait_until(&endpoint, "it was asked", |endpoint| {
+            endpoint.stats().unknown_session == asked
+        })
+        .await;
+    }
+    let mut answer = [0; 100];
+    let came = timeout(TIMEOUT, stranger.recv(&mut answer)).await;
+    assert_eq!(came.unwrap().unwrap(), HEADER_BYTES);
+    assert!(stranger.try_recv(&mut answer).is_err());
+    let stats = endpoint.stats();
+    assert_eq!((stats.unsent_answers, stats.send_errors), (2, 0));
 }

@@ -525,3 +525,35 @@ fn two_servers_that_talk_to_each_other_notice_it() {
     let ended = ends.each_ref().map(Session::ended);
     assert!(ended.contains(&Some(CloseReason::Reset)), "{ended:?}");
 }
+
+/// Where the idle time-out is shorter than what else a peer with an unproved address is given, it holds for such peers,
+/// too.
+#[test]
+fn a_silent_peer_with_an_unproved_address_is_given_up_after_the_shorter_of_two_times() {
+    let [short, long] = [5, 20].map(Duration::from_secs);
+    for (unproved, idle) in [(long, short), (short, long)] {
+        let config = SessionConfig::fast().keepalive(Duration::from_secs(1));
+        let config = config.idle_timeout(idle).unproved_timeout(unproved);
+        let mut pair = Pair::with_config(config);
+        // Nothing is sent to it, so that nothing waits for its acknowledgement.
+        let opening = datagram(
+            Header {
+                sn: 0,
+                una: 0,
+                ..header(Command::AskWindow)
+            },
+            b"",
+        );
+        let packet = pair.pool.try_copy_from_slice(&opening).unwrap();
+        pair.server.handle_datagram(pair.now, packet).unwrap();
+        let begun = pair.now;
+        while let Some(at) = pair.server.poll_timeout() {
+            assert!(pair.now <= at);
+            pair.now = at;
+            transmit(&mut pair.server, pair.now);
+        }
+        assert!(!pair.server.is_validated());
+        assert_eq!(pair.server.ended(), Some(CloseReason::TimedOut));
+        assert_eq!(pair.now.since(begun), short);
+    }
+}

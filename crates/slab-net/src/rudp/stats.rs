@@ -100,3 +100,38 @@ impl AddAssign<&Self> for SessionStats {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_of_statistics_have_every_count() {
+        let one = SessionStats {
+            sent_datagrams: 1,
+            sent_bytes: 2,
+            sent_segments: 3,
+            sent_acks: 4,
+            received_datagrams: 5,
+            received_bytes: 6,
+            received_segments: 7,
+            retransmits_timeout: 8,
+            retransmits_tail: 9,
+            retransmits_fast: 10,
+            retransmits_spurious: 11,
+            duplicates: 12,
+            dropped_beyond_window: 13,
+            dropped_no_memory: 14,
+            copied_segments: 15,
+            window_refused: 16,
+            sent_unreliable: 17,
+            received_unreliable: 18,
+            dropped_unreliable: 19,
+            probes: 20,
+            rejected: core::array::from_fn(|at| 21 + at as u64),
+        };
+        let mut sum = SessionStats::default();
+        sum += &one;
+        assert_eq!(sum, one);
+    }
+}

@@ -240,3 +240,59 @@ impl Session {
         self.rate.is_none() || (self.pacer.allows() && !segment_waits())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::{MemoryBudget, SessionConfig, Side, Time};
+    use super::*;
+
+    /// The capacities of both queues.
+    fn capacities(session: &Session) -> (usize, usize) {
+        let datagrams = session.datagrams.as_deref().unwrap();
+        (datagrams.unsent.capacity(), datagrams.received.capacity())
+    }
+
+    #[test]
+    fn an_idle_session_keeps_no_memory_for_queues_of_datagrams_but_what_is_in_them() {
+        let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+        let budget = MemoryBudget::new(8 << 20);
+        let config = SessionConfig::fast();
+        let mut session = Session::open(
+            7,
+            &config,
+            Side::Client,
+            &pool,
+            &budget,
+            9 << 32,
+            Time::ZERO,
+        )
+        .unwrap();
+        session.peer.is_ours = true;
+        session.peer.has_token = true;
+        let datagram = || pool.try_copy_from_slice(b"datagram").unwrap();
+        session.send_datagram(datagram()).unwrap();
+        session.on_datagram(datagram(), false);
+        session.handle_timeout(Time::ZERO + config.keepalive);
+        let (unsent, received) = capacities(&session);
+        assert!(unsent > 0 && received > 0);
+        let mut scratch = [0; 2048];
+        let now = session.now;
+        while session.poll_transmit(now, &mut scratch, 1).is_some() {}
+        assert!(session.recv_datagram().is_some());
+        assert_eq!(session.stats().sent_unreliable, 1);
+        assert_eq!(capacities(&session), (unsent, received));
+        session.handle_timeout(now + config.keepalive);
+        assert_eq!(capacities(&session), (0, 0));
+        // Nor does one whose peer asks twice, and says nothing else.
+        session.send_datagram(datagram()).unwrap();
+        session.on_datagram(datagram(), false);
+        session.on_wask();
+        let now = session.now;
+        while session.poll_transmit(now, &mut scratch, 1).is_some() {}
+        assert!(session.recv_datagram().is_some());
+        let (unsent, received) = capacities(&session);
+        assert!(unsent > 0 && received > 0);
+        session.on_wask();
+        assert_eq!(capacities(&session), (0, 0));
+    }
+}

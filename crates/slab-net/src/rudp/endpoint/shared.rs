@@ -246,6 +246,7 @@ mod tests {
     use core::future::Future;
     use core::pin::pin;
     use core::task::{Context, Waker};
+    use core::time::Duration;
 
     fn endpoint() -> Endpoint {
         let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
@@ -266,6 +267,18 @@ mod tests {
         assert!(!is_told());
         shared.push_blocked(0);
         assert!(is_told() && !is_told());
+    }
+
+    #[tokio::test]
+    async fn what_blocked_sessions_is_told_apart() {
+        let endpoint = endpoint();
+        let [sending, receiving] = [1, 2].map(Duration::from_secs);
+        let measures = &endpoint.handle.shared.measures;
+        measures.blocked_sending(sending);
+        measures.blocked_receiving(receiving);
+        let stats = endpoint.stats();
+        let blocked = (stats.blocked_sending, stats.blocked_receiving);
+        assert_eq!(blocked, (sending, receiving));
     }
 
     #[tokio::test]

@@ -142,3 +142,25 @@ pub struct EndpointStats {
     /// The counters of all sessions together, including those that have ended.
     pub total: SessionStats,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Endpoint, EndpointConfig};
+    use crate::packet::PacketPool;
+
+    #[tokio::test]
+    async fn what_is_printed_of_a_monitor_are_the_counters_while_there_are_any() {
+        let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+        let address = "127.0.0.1:0".parse().unwrap();
+        let endpoint = Endpoint::bind(address, &pool, EndpointConfig::default()).unwrap();
+        let monitor = endpoint.monitor();
+        let stats = format!("{:?}", endpoint.stats());
+        assert_eq!(
+            format!("{monitor:?}"),
+            format!("EndpointMonitor {{ stats: Some({stats}) }}")
+        );
+        drop(endpoint);
+        monitor.gone().await;
+        assert_eq!(format!("{monitor:?}"), "EndpointMonitor { stats: None }");
+    }
+}

@@ -488,5 +488,7 @@ mod tests {
             }
         }
         assert_eq!(recovered.len(), 2, "{:?}", decoder.stats());
+        // One of the other counts, and all five of ours, also those that were ignored.
+        assert_eq!(decoder.stats().received_parity, 6);
     }
 }

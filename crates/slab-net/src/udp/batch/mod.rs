@@ -269,7 +269,7 @@ impl PacketBatch {
     }
 
     /// Splits off the first datagram of a batch that holds more than one.
-    pub(super) fn split_first(&mut self) -> Datagram {
+    pub(crate) fn split_first(&mut self) -> Datagram {
         debug_assert!(!self.is_single());
         // SAFETY: these bytes are payload, which has been written and is not written again while the
         // chunk has a reference other than the batch's.

@@ -396,6 +396,28 @@ mod tests {
         assert_eq!(protection.unopened.load(Ordering::Relaxed), 66);
     }
 
+    /// Nobody else has a batch of ours; but whoever made this one kept a part of it.
+    #[cfg(feature = "aes-gcm")]
+    #[test]
+    fn all_datagrams_of_a_batch_that_cannot_be_opened_are_counted() {
+        let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+        let [ours, theirs] = [0; 2].map(|_| AesGcm::new(&[7; 16]).unwrap());
+        let config = EndpointConfig::default().aes_gcm(ours);
+        let budget = MemoryBudget::new(0);
+        let protection = Protection::new(&config, &pool, &budget).unwrap().unwrap();
+        let mut datagram = [5; NONCE_BYTES + 5 + TAG_BYTES];
+        theirs.seal(&mut datagram);
+        let (all, peer) = (datagram.repeat(4), "192.0.2.1:9".parse().unwrap());
+        let mut batch =
+            PacketBatch::try_copy_from_slice(&pool, &all, datagram.len(), peer).unwrap();
+        let kept = batch.split_first();
+        let mut opened = Vec::new();
+        protection.decrypt(batch, &mut opened);
+        assert!(opened.is_empty());
+        assert_eq!(protection.unopened.load(Ordering::Relaxed), 3);
+        drop(kept);
+    }
+
     /// A shard may take a larger chunk than a segment, because its header counts.
     #[tokio::test]
     async fn half_open_sessions_are_limited_by_what_error_correction_keeps_for_them() {
