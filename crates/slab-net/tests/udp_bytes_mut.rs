@@ -255,7 +255,6 @@ async fn short_datagrams_share_a_buffer_even_at_the_cap() {
     }
 }
 
-/// The stream's wait is given up once, and two of three datagrams of one buffer are left to `recv`.
 /// Two of half a buffer fit into one.
 #[tokio::test]
 async fn a_datagram_of_half_a_buffer_shares_one() {
@@ -273,6 +272,7 @@ async fn a_datagram_of_half_a_buffer_shares_one() {
     assert_eq!(receiver.allocated_bytes(), 2 * BUFFER);
 }
 
+/// The stream's wait is given up once, and two of three datagrams of one buffer are left to `recv`.
 #[tokio::test]
 async fn a_stream_loses_nothing_and_can_be_mixed_with_recv() {
     use futures_util::{Stream, StreamExt};
