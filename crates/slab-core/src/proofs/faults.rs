@@ -346,20 +346,19 @@ fn a_static_slab_is_built_by_a_later_call_if_the_system_refused_the_first() {
     assert!(SLAB.get().is_ok());
 }
 
-/// Locking the memory is a request too.
+/// To make it usable, and to back it or lock it.
 #[test]
 #[cfg(all(feature = "std", target_os = "linux"))]
-fn locked_backing_makes_one_more_system_request() {
-    let with = |backing| move |pool: SlabPoolBuilder| pool.max_memory(256 << 10).backing(backing);
-    if lockable_backing() != Backing::Locked {
-        return;
-    }
+fn memory_from_the_start_is_two_more_requests() {
     let requests = |backing| {
         refuse_requests(0..0, || {
-            drop(with(backing)(SlabPool::builder()).build().unwrap());
+            let pool = SlabPool::builder().max_memory(256 << 10).backing(backing);
+            drop(pool.build().unwrap());
         })
     };
-    assert_eq!(requests(Backing::Locked), requests(Backing::Prefault) + 1);
+    let on_demand = requests(Backing::OnDemand);
+    assert_eq!(requests(Backing::Prefault), on_demand + 2);
+    assert_eq!(requests(lockable_backing()), on_demand + 2);
 }
 
 /// Memory that the system does not take back, as if all of the process were locked (`mlockall`), counts
