@@ -52,16 +52,19 @@ impl Source for PacketPoolSource {
 
     fn write_json(&self, json: &mut Json) {
         self.slab.write_json(json);
-        let stats = self.pool.packet_stats();
-        json.number("heap_fallbacks", stats.heap_fallbacks);
-        json.number("heap_bytes", stats.heap_bytes);
-        json.number("heap_refused", stats.heap_refused);
-        json.number("held_packets", stats.held_packets);
-        json.number("held_bytes", stats.held_bytes);
-        json.number("pinned_bytes", stats.pinned_bytes);
-        json.number("compacted", stats.compacted);
-        json.number("compact_refused", stats.compact_refused);
+        write_packets(&self.pool.packet_stats(), json);
     }
+}
+
+fn write_packets(stats: &PacketPoolStats, json: &mut Json) {
+    json.number("heap_fallbacks", stats.heap_fallbacks);
+    json.number("heap_bytes", stats.heap_bytes);
+    json.number("heap_refused", stats.heap_refused);
+    json.number("held_packets", stats.held_packets);
+    json.number("held_bytes", stats.held_bytes);
+    json.number("pinned_bytes", stats.pinned_bytes);
+    json.number("compacted", stats.compacted);
+    json.number("compact_refused", stats.compact_refused);
 }
 
 pub(crate) struct SocketSource {
@@ -130,21 +133,24 @@ impl Source for SocketSource {
     }
 
     fn write_json(&self, json: &mut Json) {
-        let stats = self.monitor.stats();
-        json.number("received_datagrams", stats.received_datagrams);
-        json.number("received_bytes", stats.received_bytes);
-        json.number("receive_calls", stats.receive_calls);
-        json.number("sent_datagrams", stats.sent_datagrams);
-        json.number("sent_bytes", stats.sent_bytes);
-        json.number("send_calls", stats.send_calls);
-        json.number("send_lost", stats.send_lost_datagrams);
-        json.number("dropped_no_memory", stats.dropped_no_memory);
-        json.number("dropped_truncated", stats.dropped_truncated);
-        json.number("dropped_closed", stats.dropped_closed);
-        json.number("dropped_bytes", stats.dropped_bytes());
-        json.number("received_chunk_bytes", stats.received_chunk_bytes);
-        json.number("kernel_dropped", stats.kernel_dropped_datagrams);
+        write_socket(&self.monitor.stats(), json);
     }
+}
+
+fn write_socket(stats: &SocketStats, json: &mut Json) {
+    json.number("received_datagrams", stats.received_datagrams);
+    json.number("received_bytes", stats.received_bytes);
+    json.number("receive_calls", stats.receive_calls);
+    json.number("sent_datagrams", stats.sent_datagrams);
+    json.number("sent_bytes", stats.sent_bytes);
+    json.number("send_calls", stats.send_calls);
+    json.number("send_lost", stats.send_lost_datagrams);
+    json.number("dropped_no_memory", stats.dropped_no_memory);
+    json.number("dropped_truncated", stats.dropped_truncated);
+    json.number("dropped_closed", stats.dropped_closed);
+    json.number("dropped_bytes", stats.dropped_bytes());
+    json.number("received_chunk_bytes", stats.received_chunk_bytes);
+    json.number("kernel_dropped", stats.kernel_dropped_datagrams);
 }
 
 pub(crate) struct QueueSource {
@@ -205,18 +211,21 @@ impl Source for QueueSource {
     }
 
     fn write_json(&self, json: &mut Json) {
-        let stats = self.monitor.stats();
-        json.number("datagrams", stats.datagrams);
-        json.number("bytes", stats.bytes);
-        json.number("batches", stats.batches);
-        json.number("capacity_batches", stats.capacity_batches);
-        json.number("enqueued", stats.enqueued);
-        json.number("delivered", stats.delivered);
-        json.number("dropped_queue_full", stats.dropped_queue_full);
-        json.number("dropped_policy", stats.dropped_policy);
-        json.number("dropped_closed", stats.dropped_closed);
-        json.number("dropped_bytes", stats.dropped_bytes());
+        write_queue(&self.monitor.stats(), json);
     }
+}
+
+fn write_queue(stats: &QueueStats, json: &mut Json) {
+    json.number("datagrams", stats.datagrams);
+    json.number("bytes", stats.bytes);
+    json.number("batches", stats.batches);
+    json.number("capacity_batches", stats.capacity_batches);
+    json.number("enqueued", stats.enqueued);
+    json.number("delivered", stats.delivered);
+    json.number("dropped_queue_full", stats.dropped_queue_full);
+    json.number("dropped_policy", stats.dropped_policy);
+    json.number("dropped_closed", stats.dropped_closed);
+    json.number("dropped_bytes", stats.dropped_bytes());
 }
 
 #[cfg(test)]

@@ -129,39 +129,45 @@ impl Source for PoolSource {
         let stats = self.pool.stats();
         json.array(|json| {
             for class in stats.classes() {
-                json.object(|json| {
-                    json.number("chunk_bytes", class.chunk_bytes);
-                    json.number("committed_bytes", class.committed_bytes);
-                    json.number("in_use", class.in_use);
-                    json.number("magazine", class.in_magazines);
-                    json.number("depot", class.in_depot);
-                    json.number("free", class.in_slabs);
-                    json.number("in_use_peak", class.in_use_peak);
-                    json.number("allocs", class.allocs);
-                    json.number("frees", class.frees);
-                    json.number("frees_remote", class.frees_remote);
-                    json.number("exhausted", class.exhausted);
-                    json.number("waits", class.waits);
-                    json.number("waiting", class.waiting);
-                    json.number("waiters_refused", class.waiters_refused);
-                });
+                json.object(|json| write_class(class, json));
             }
         });
         // The classes' figures and these are of one snapshot.
-        json.number("capacity_bytes", stats.max_memory);
-        json.number("committed_bytes", stats.committed_bytes);
+        write_pool(&stats, json);
         if let Some(bytes) = self.pool.resident_bytes() {
             json.number("resident_bytes", bytes);
         }
-        json.number("thread_caches", stats.thread_caches);
         let waited = |of: fn(&WaitTimes) -> u64| self.wait_times().map(|t| of(&t)).sum::<u64>();
         json.number("waits_ended", waited(WaitTimes::count));
         json.number("waits_nanos", waited(|times| nanos(times.sum())));
-        json.number("too_large", stats.too_large);
-        json.number("oversize_bytes", stats.oversize_bytes);
-        json.number("oversize_refused", stats.oversize_refused);
-        json.number("commit_failures", stats.commit_failures);
     }
+}
+
+fn write_pool(stats: &PoolStats, json: &mut Json) {
+    json.number("capacity_bytes", stats.max_memory);
+    json.number("committed_bytes", stats.committed_bytes);
+    json.number("thread_caches", stats.thread_caches);
+    json.number("too_large", stats.too_large);
+    json.number("oversize_bytes", stats.oversize_bytes);
+    json.number("oversize_refused", stats.oversize_refused);
+    json.number("commit_failures", stats.commit_failures);
+}
+
+fn write_class(class: &ClassStats, json: &mut Json) {
+    json.number("chunk_bytes", class.chunk_bytes);
+    json.number("committed_bytes", class.committed_bytes);
+    json.number("in_use", class.in_use);
+    json.number("magazine", class.in_magazines);
+    json.number("depot", class.in_depot);
+    json.number("free", class.in_slabs);
+    json.number("in_use_peak", class.in_use_peak);
+    json.number("allocs", class.allocs);
+    json.number("frees", class.frees);
+    json.number("frees_remote", class.frees_remote);
+    json.number("exhausted", class.exhausted);
+    json.number("waits", class.waits);
+    json.number("waiting", class.waiting);
+    json.number("waiters_refused", class.waiters_refused);
 }
 
 #[cfg(test)]

@@ -194,39 +194,42 @@ impl Source for EndpointSource {
     }
 
     fn write_json(&self, json: &mut Json) {
-        let stats = self.stats();
-        let total = &stats.total;
-        json.number("sessions", stats.sessions);
-        json.number("half_open", stats.half_open);
-        json.number("reserved_bytes", stats.reserved_bytes);
-        json.number("reserve_limit_bytes", stats.reserve_limit_bytes);
-        let limits = stats.refused_table_full + stats.refused_backlog;
-        json.number("refused_limits", limits);
-        json.number(
-            "refused_unproved",
-            stats.refused_half_open + stats.refused_prefix,
-        );
-        json.number("refused_memory", stats.refused_memory);
-        json.number("send_errors", stats.send_errors);
-        json.number("sent_bytes", total.sent_bytes);
-        json.number("received_bytes", total.received_bytes);
-        json.number("sent_segments", total.sent_segments);
-        json.number("received_segments", total.received_segments);
-        json.number("retransmits_timeout", total.retransmits_timeout);
-        json.number("retransmits_tail", total.retransmits_tail);
-        json.number("retransmits_fast", total.retransmits_fast);
-        json.number("round_trips", stats.round_trips.count());
-        json.number("round_trips_nanos", nanos(stats.round_trips.sum()));
-        let blocked = stats.blocked_sending + stats.blocked_receiving;
-        json.number("memory_blocked_nanos", nanos(blocked));
-        json.number("dropped_no_memory", total.dropped_no_memory);
-        json.number("window_refused", total.window_refused);
-        json.number("rejected_datagrams", total.rejected_datagrams());
+        write_endpoint(&self.stats(), json);
     }
 
     fn is_gone(&self) -> bool {
         self.monitor.is_gone()
     }
+}
+
+fn write_endpoint(stats: &EndpointStats, json: &mut Json) {
+    let total = &stats.total;
+    json.number("sessions", stats.sessions);
+    json.number("half_open", stats.half_open);
+    json.number("reserved_bytes", stats.reserved_bytes);
+    json.number("reserve_limit_bytes", stats.reserve_limit_bytes);
+    let limits = stats.refused_table_full + stats.refused_backlog;
+    json.number("refused_limits", limits);
+    json.number(
+        "refused_unproved",
+        stats.refused_half_open + stats.refused_prefix,
+    );
+    json.number("refused_memory", stats.refused_memory);
+    json.number("send_errors", stats.send_errors);
+    json.number("sent_bytes", total.sent_bytes);
+    json.number("received_bytes", total.received_bytes);
+    json.number("sent_segments", total.sent_segments);
+    json.number("received_segments", total.received_segments);
+    json.number("retransmits_timeout", total.retransmits_timeout);
+    json.number("retransmits_tail", total.retransmits_tail);
+    json.number("retransmits_fast", total.retransmits_fast);
+    json.number("round_trips", stats.round_trips.count());
+    json.number("round_trips_nanos", nanos(stats.round_trips.sum()));
+    let blocked = stats.blocked_sending + stats.blocked_receiving;
+    json.number("memory_blocked_nanos", nanos(blocked));
+    json.number("dropped_no_memory", total.dropped_no_memory);
+    json.number("window_refused", total.window_refused);
+    json.number("rejected_datagrams", total.rejected_datagrams());
 }
 
 #[cfg(test)]
