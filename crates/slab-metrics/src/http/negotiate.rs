@@ -46,7 +46,7 @@ fn quality(
             match parts.find_map(|p| p.strip_prefix("q=").or(p.strip_prefix("Q="))) {
                 Some(q) => {
                     let q: f32 = q.parse().ok().filter(|q| (0.0..=1.0).contains(q))?;
-                    Some((q * 1000.0) as u32)
+                    Some((q * 1000.0).round() as u32)
                 }
                 None => Some(1000),
             }
@@ -89,6 +89,7 @@ mod tests {
             "text/html,application/xhtml+xml,*/*;q=0.8",
             "application/openmetrics-text;q=0",
             "application/openmetrics-text;q=0.1,text/plain;q=0.2",
+            "application/openmetrics-text;q=0.501,text/plain;q=0.502",
             "application/openmetrics-text;version=0.0.1",
             "application/openmetrics-text;q=much",
             ",;,;q=1,q=1",
