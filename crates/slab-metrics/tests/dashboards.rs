@@ -7,6 +7,7 @@ const README: &str = include_str!("../README.md");
 const DASHBOARD: &str = include_str!("../dashboards/grafana.json");
 const RULES: &str = include_str!("../dashboards/rules.yml");
 const RULES_TEST: &str = include_str!("../dashboards/rules_test.yml");
+const LIMITS_TEST: &str = include_str!("../dashboards/rules_limits_test.yml");
 
 /// Every exported metric: `tests/table.rs` keeps the README's table equal to the page.
 fn exported() -> BTreeSet<&'static str> {
@@ -111,6 +112,79 @@ fn panels_stack_only_what_adds_up_and_show_numbers_in_their_unit() {
     assert!(stacked > 5 && in_bytes > 10, "{stacked}, {in_bytes}");
 }
 
+/// Type and labels of every metric, from the README.
+fn documented() -> BTreeMap<&'static str, (&'static str, &'static str)> {
+    let rows = README.lines().filter(|line| line.starts_with("| `slab_"));
+    let cells = rows.map(|line| line.split('|').map(|cell| cell.trim().trim_matches('`')));
+    cells
+        .map(|mut cells| {
+            let name = cells.nth(1).unwrap();
+            (name, (cells.next().unwrap(), cells.next().unwrap()))
+        })
+        .collect()
+}
+
+#[test]
+fn queries_of_the_dashboard_rate_counters_alone_and_select_by_the_variables() {
+    let dashboard: serde_json::Value = serde_json::from_str(DASHBOARD).unwrap();
+    let mut queries = Vec::new();
+    strings(&dashboard, "expr", &mut queries);
+    let documented = documented();
+    for query in queries {
+        let names = query.match_indices("slab_").map(|(at, _)| at);
+        // Some have this in the middle as well.
+        for at in names.filter(|&at| !query[..at].ends_with('_')) {
+            let (name, rest) = query[at..].split_once('{').expect(query);
+            let (selector, after) = rest.split_once('}').expect(query);
+            let name = name.strip_suffix("_bucket").unwrap_or(name);
+            let (kind, labels) = *documented.get(name).expect(query);
+            for variable in ["job", "instance", "pool"] {
+                let selects = selector.contains(&format!("{variable}=~\"${variable}\""));
+                let expected = variable != "pool" || labels.split(", ").any(|l| l == "pool");
+                assert_eq!(selects, expected, "{variable} of {name}: {query}");
+            }
+            let is_rate = query[..at].ends_with("rate(");
+            assert_eq!(is_rate, kind != "gauge", "{name}: {query}");
+            let range = after.starts_with("[$__rate_interval])");
+            assert_eq!(range, is_rate, "{name}: {query}");
+        }
+        // What a sum is by must be a label of what it sums, and a quantile needs the buckets' bounds.
+        let names = metrics_in(query).into_iter();
+        let labels: BTreeSet<_> = names
+            .flat_map(|name| documented[name].1.split(", "))
+            .chain(["job", "instance"])
+            .collect();
+        let sums = query.split(" by (").skip(1);
+        let by: Vec<_> = sums
+            .flat_map(|sum| sum.split_once(')').unwrap().0.split(", "))
+            .collect();
+        assert_eq!(by.contains(&"le"), query.contains("_bucket{"), "{query}");
+        let mut by = by.iter().filter(|&&label| label != "le");
+        assert!(by.all(|label| labels.contains(label)), "{query}");
+    }
+}
+
+#[test]
+fn panels_have_the_units_of_what_they_query() {
+    let dashboard: serde_json::Value = serde_json::from_str(DASHBOARD).unwrap();
+    for panel in dashboard["panels"].as_array().unwrap() {
+        let no_targets = Vec::new();
+        for target in panel["targets"].as_array().unwrap_or(&no_targets) {
+            let expr = target["expr"].as_str().unwrap();
+            let unit = setting(panel, &target["refId"], "unit").as_str().unwrap();
+            let is_bits = expr.starts_with("8 * ");
+            assert_eq!(unit == "bps", is_bits, "{unit}: {expr}");
+            assert!(!is_bits || expr.contains("_bytes_total{"), "{expr}");
+            let is_time = expr.contains("histogram_quantile(");
+            assert_eq!(unit == "s", is_time, "{unit}: {expr}");
+            // No query multiplies by a hundred.
+            assert_ne!(unit, "percent", "{expr}");
+            let is_share = unit == "percentunit";
+            assert!(!is_share || expr.contains(" / "), "{unit}: {expr}");
+        }
+    }
+}
+
 #[test]
 fn queries_of_the_readme_keep_the_labels_of_the_target() {
     // A target can have more labels than job and instance. What is divided by a result of `on (job, instance)`
@@ -139,8 +213,10 @@ fn the_rules_query_only_exported_metrics() {
     }));
     let unknown: Vec<_> = metrics_in(RULES).difference(&known).copied().collect();
     assert!(unknown.is_empty(), "{unknown:?}");
-    let unknown: Vec<_> = metrics_in(RULES_TEST).difference(&known).copied().collect();
-    assert!(unknown.is_empty(), "{unknown:?}");
+    for tests in [RULES_TEST, LIMITS_TEST] {
+        let unknown: Vec<_> = metrics_in(tests).difference(&known).copied().collect();
+        assert!(unknown.is_empty(), "{unknown:?}");
+    }
 }
 
 #[test]
