@@ -283,3 +283,78 @@ impl fmt::Debug for Collector {
             .finish()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::series::Describe;
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+    /// A source without series that is gone once that is said.
+    #[derive(Default)]
+    struct Ends(AtomicBool);
+
+    impl Source for Ends {
+        fn describe(&self, _: &mut Describe<'_>) {}
+        fn read(&self, _: &mut Vec<u64>) {}
+        fn is_gone(&self) -> bool {
+            self.0.load(Relaxed)
+        }
+    }
+
+    #[test]
+    fn a_source_that_is_gone_keeps_neither_its_name_nor_a_place() {
+        let collector = Collector::new();
+        let kind = SourceKind::RudpEndpoint;
+        let sources: Vec<_> = (0..MAX_SOURCES).map(|_| Arc::<Ends>::default()).collect();
+        for (name, source) in sources.iter().enumerate() {
+            let name = name.to_string();
+            collector.register(kind, &name, source.clone()).unwrap();
+        }
+        sources[7].0.store(true, Relaxed);
+        let successor = Arc::<Ends>::default();
+        collector.register(kind, "7", successor.clone()).unwrap();
+        assert_eq!(collector.sources_of_kind(kind).len(), MAX_SOURCES);
+        successor.0.store(true, Relaxed);
+        let left = collector.sources_of_kind(kind);
+        assert_eq!(left.len(), MAX_SOURCES - 1);
+        assert!(left.iter().all(|(name, _)| name != "7"));
+    }
+
+    #[test]
+    fn sources_of_different_kinds_may_have_the_same_name() {
+        let collector = Collector::new();
+        for kind in [SourceKind::Pool, SourceKind::Socket] {
+            let source = Arc::<Ends>::default();
+            collector.register(kind, "rx", source).unwrap();
+        }
+        assert_eq!(
+            format!("{collector:?}"),
+            "[(Pool, \"rx\"), (Socket, \"rx\")]"
+        );
+        assert!(!collector.unregister(SourceKind::Queue, "rx"));
+        assert!(collector.unregister(SourceKind::Socket, "rx"));
+        assert_eq!(format!("{collector:?}"), "[(Pool, \"rx\")]");
+    }
+
+    #[test]
+    fn a_source_is_dropped_without_the_lock() {
+        struct Asks(Collector, Arc<AtomicBool>);
+        impl Source for Asks {
+            fn describe(&self, _: &mut Describe<'_>) {}
+            fn read(&self, _: &mut Vec<u64>) {}
+        }
+        impl Drop for Asks {
+            fn drop(&mut self) {
+                self.1.store(self.0.sources.try_lock().is_ok(), Relaxed);
+            }
+        }
+        let collector = Collector::new();
+        let was_free = Arc::<AtomicBool>::default();
+        let source = Asks(collector.clone(), was_free.clone());
+        let kind = SourceKind::Pool;
+        collector.register(kind, "rx", Arc::new(source)).unwrap();
+        assert!(collector.unregister(kind, "rx"));
+        assert!(was_free.load(Relaxed));
+    }
+}

@@ -122,4 +122,24 @@ mod tests {
             }
         }
     }
+    #[test]
+    fn errors_name_what_is_refused() {
+        let names = [
+            (SourceKind::Pool, "a pool named \"a\\\"b\""),
+            (SourceKind::Socket, "a socket named \"a\\\"b\""),
+            (SourceKind::Queue, "a queue named \"a\\\"b\""),
+            (SourceKind::RudpEndpoint, "a RUDP endpoint named \"a\\\"b\""),
+        ];
+        for (kind, named) in names {
+            let name = "a\"b".to_owned();
+            let error = RegisterError::DuplicateName { kind, name };
+            let expected = format!("{named} is registered already; names tell series apart");
+            assert_eq!(error.to_string(), expected);
+        }
+        assert_eq!(SourceKind::Server.to_string(), "server");
+        assert_eq!(
+            RegisterError::TooManySources.to_string(),
+            "the collector holds 1024 sources already, its limit"
+        );
+    }
 }

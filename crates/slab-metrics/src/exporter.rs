@@ -146,3 +146,19 @@ impl fmt::Debug for Exporter {
             .finish()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn the_json_has_the_uptime_in_milliseconds() {
+        let start = Instant::now();
+        let exporter = Exporter::new(Collector::new());
+        std::thread::sleep(Duration::from_millis(20));
+        let json: serde_json::Value = serde_json::from_str(&exporter.stats_json()).unwrap();
+        let uptime = u128::from(json["uptime_ms"].as_u64().unwrap());
+        assert!((20..=start.elapsed().as_millis()).contains(&uptime));
+    }
+}

@@ -231,6 +231,7 @@ fn write_queue(stats: &QueueStats, json: &mut Json) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::json::assert_each_field_has_its_members;
     use crate::series::assert_each_field_has_its_series;
 
     #[test]
@@ -283,6 +284,53 @@ mod tests {
             dropped_policy_bytes = 1 => "slab_net_queue_dropped_bytes_total reason=policy";
             dropped_closed = 1 => "slab_net_queue_dropped_datagrams_total reason=closed";
             dropped_closed_bytes = 1 => "slab_net_queue_dropped_bytes_total reason=closed";
+        }
+    }
+    #[test]
+    fn each_member_of_the_json_reads_its_own_field() {
+        assert_each_field_has_its_members! {
+            write_packets, PacketPoolStats::default(), others: [];
+            heap_fallbacks = 1 => "heap_fallbacks";
+            heap_bytes = 1 => "heap_bytes";
+            heap_refused = 1 => "heap_refused";
+            held_packets = 1 => "held_packets";
+            held_bytes = 1 => "held_bytes";
+            pinned_bytes = 1 => "pinned_bytes";
+            compacted = 1 => "compacted";
+            compact_refused = 1 => "compact_refused";
+        }
+        assert_each_field_has_its_members! {
+            write_socket, SocketStats::default(), others: [];
+            received_datagrams = 1 => "received_datagrams";
+            received_bytes = 1 => "received_bytes";
+            received_chunk_bytes = 1 => "received_chunk_bytes";
+            receive_calls = 1 => "receive_calls";
+            sent_datagrams = 1 => "sent_datagrams";
+            sent_bytes = 1 => "sent_bytes";
+            send_calls = 1 => "send_calls";
+            send_lost_datagrams = 1 => "send_lost";
+            dropped_no_memory = 1 => "dropped_no_memory";
+            dropped_no_memory_bytes = 1 => "dropped_bytes";
+            dropped_truncated = 1 => "dropped_truncated";
+            dropped_truncated_bytes = 1 => "dropped_bytes";
+            dropped_closed = 1 => "dropped_closed";
+            dropped_closed_bytes = 1 => "dropped_bytes";
+            kernel_dropped_datagrams = 1 => "kernel_dropped";
+        }
+        assert_each_field_has_its_members! {
+            write_queue, QueueStats::default(), others: [];
+            datagrams = 1 => "datagrams";
+            bytes = 1 => "bytes";
+            batches = 1 => "batches";
+            capacity_batches = 1 => "capacity_batches";
+            enqueued = 1 => "enqueued";
+            delivered = 1 => "delivered";
+            dropped_queue_full = 1 => "dropped_queue_full";
+            dropped_queue_full_bytes = 1 => "dropped_bytes";
+            dropped_policy = 1 => "dropped_policy";
+            dropped_policy_bytes = 1 => "dropped_bytes";
+            dropped_closed = 1 => "dropped_closed";
+            dropped_closed_bytes = 1 => "dropped_bytes";
         }
     }
 }

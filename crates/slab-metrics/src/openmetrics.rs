@@ -58,6 +58,7 @@ mod tests {
             "a_total{pool=\"x y\"} 1\n\n",
             "# TYPE b counter\n",
             "b 2\nb{k=\"b \"} 3\n\n",
+            "# TYPE b_open gauge\nb_open 9\n\n",
             "# HELP c What\\nc is.\n# TYPE c gauge\nc 4\n\n",
             "# TYPE d untyped\nd 5\n\n",
             "# TYPE e summary\ne{quantile=\"0.5\"} 6\ne_sum 7\ne_count 8\n\n",
@@ -68,6 +69,7 @@ mod tests {
             "a_total{pool=\"x y\"} 1\n",
             "# TYPE b counter\n",
             "b_total 2\nb_total{k=\"b \"} 3\n",
+            "# TYPE b_open gauge\nb_open 9\n",
             "# TYPE c gauge\n# HELP c What\\nc is.\nc 4\n",
             "# TYPE d unknown\nd 5\n",
             "# TYPE e summary\ne{quantile=\"0.5\"} 6\ne_sum 7\ne_count 8\n",
@@ -99,5 +101,8 @@ mod tests {
         for line in page.lines().filter(|line| line.starts_with("# TYPE ")) {
             assert!(families.insert(line.split(' ').nth(2)), "{line}: twice");
         }
+        let described = page.lines().filter(|line| line.starts_with("# HELP "));
+        let described: BTreeSet<_> = described.map(|line| line.split(' ').nth(2)).collect();
+        assert_eq!(described, families);
     }
 }

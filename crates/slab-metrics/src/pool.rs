@@ -173,6 +173,7 @@ fn write_class(class: &ClassStats, json: &mut Json) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::json::assert_each_field_has_its_members;
     use crate::series::assert_each_field_has_its_series;
 
     #[test]
@@ -220,6 +221,42 @@ mod tests {
             slab_commits = 1 => "slab_pool_slab_commits_total";
             slab_rebalances = 1 => "slab_pool_slab_rebalances_total";
             slab_trims = 1 => "slab_pool_slab_trims_total";
+        }
+    }
+    #[test]
+    fn each_member_of_the_json_reads_its_own_field() {
+        let pool = SlabPool::builder().max_memory(1 << 20).build().unwrap();
+        let nothing = || {
+            let mut stats = pool.stats();
+            stats.max_memory = 0;
+            stats
+        };
+        assert_each_field_has_its_members! {
+            write_pool, nothing(), others: [];
+            max_memory = 1 => "capacity_bytes";
+            committed_bytes = 1 => "committed_bytes";
+            thread_caches = 1 => "thread_caches";
+            too_large = 1 => "too_large";
+            oversize_bytes = 1 => "oversize_bytes";
+            oversize_refused = 1 => "oversize_refused";
+            commit_failures = 1 => "commit_failures";
+        }
+        assert_each_field_has_its_members! {
+            write_class, ClassStats::default(), others: [];
+            chunk_bytes = 1 => "chunk_bytes";
+            committed_bytes = 1 => "committed_bytes";
+            in_use = 1 => "in_use";
+            in_magazines = 1 => "magazine";
+            in_depot = 1 => "depot";
+            in_slabs = 1 => "free";
+            in_use_peak = 1 => "in_use_peak";
+            allocs = 1 => "allocs";
+            frees = 1 => "frees";
+            frees_remote = 1 => "frees_remote";
+            exhausted = 1 => "exhausted";
+            waits = 1 => "waits";
+            waiting = 1 => "waiting";
+            waiters_refused = 1 => "waiters_refused";
         }
     }
 }

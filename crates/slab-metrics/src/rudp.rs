@@ -235,6 +235,7 @@ fn write_endpoint(stats: &EndpointStats, json: &mut Json) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::json::assert_each_field_has_its_members;
     use crate::series::assert_each_field_has_its_series;
     use std::time::Duration;
 
@@ -296,6 +297,36 @@ mod tests {
             fec.rejected = 1 => "slab_rudp_fec_dropped_shards_total reason=rejected";
             fec.late = 1 => "slab_rudp_fec_dropped_shards_total reason=late";
             fec.no_memory = 1 => "slab_rudp_fec_dropped_shards_total reason=no_memory";
+        }
+    }
+    /// The others are not to be set: `stats_json` has a test of them.
+    #[test]
+    fn each_member_of_the_json_reads_its_own_fields() {
+        const NANO: Duration = Duration::from_nanos(1);
+        assert_each_field_has_its_members! {
+            write_endpoint, EndpointStats::default(),
+            others: ["rejected_datagrams", "round_trips", "round_trips_nanos"];
+            sessions = 1 => "sessions";
+            half_open = 1 => "half_open";
+            reserved_bytes = 1 => "reserved_bytes";
+            reserve_limit_bytes = 1 => "reserve_limit_bytes";
+            refused_table_full = 1 => "refused_limits";
+            refused_backlog = 1 => "refused_limits";
+            refused_half_open = 1 => "refused_unproved";
+            refused_prefix = 1 => "refused_unproved";
+            refused_memory = 1 => "refused_memory";
+            send_errors = 1 => "send_errors";
+            blocked_sending = NANO => "memory_blocked_nanos";
+            blocked_receiving = NANO => "memory_blocked_nanos";
+            total.sent_bytes = 1 => "sent_bytes";
+            total.received_bytes = 1 => "received_bytes";
+            total.sent_segments = 1 => "sent_segments";
+            total.received_segments = 1 => "received_segments";
+            total.retransmits_timeout = 1 => "retransmits_timeout";
+            total.retransmits_tail = 1 => "retransmits_tail";
+            total.retransmits_fast = 1 => "retransmits_fast";
+            total.dropped_no_memory = 1 => "dropped_no_memory";
+            total.window_refused = 1 => "window_refused";
         }
     }
 }

@@ -375,21 +375,99 @@ impl<R> fmt::Debug for Sampler<R> {
 mod tests {
     use super::*;
     use crate::error::SourceKind;
-    use crate::names::HTTP_REQUESTS_TOTAL;
+    #[cfg(feature = "net")]
+    use crate::names::RUDP_MEMORY_BLOCKED_SECONDS_TOTAL;
+    use crate::names::{HTTP_ENDED_CONNECTIONS_TOTAL, HTTP_REQUESTS_TOTAL, POOL_WAIT_SECONDS};
     use crate::series::{Describe, Source};
     use metrics::NoopRecorder;
+    use metrics_exporter_prometheus::PrometheusBuilder;
 
-    /// Has counted 7 requests.
-    struct Counted(String);
+    /// Has counted so many requests, and as many ends of connections.
+    struct Counted(String, u64);
 
     impl Source for Counted {
         fn describe(&self, to: &mut Describe<'_>) {
-            to(&HTTP_REQUESTS_TOTAL, &[("status", self.0.clone().into())]);
+            let name = || self.0.clone().into();
+            to(&HTTP_REQUESTS_TOTAL, &[("status", name())]);
+            to(&HTTP_ENDED_CONNECTIONS_TOTAL, &[("reason", name())]);
         }
 
         fn read(&self, values: &mut Vec<u64>) {
-            values.push(7);
+            values.extend([self.1; 2]);
         }
+    }
+
+    /// These numbers are the values of one series.
+    struct Values(&'static Family, Vec<u64>);
+
+    impl Source for Values {
+        fn describe(&self, to: &mut Describe<'_>) {
+            to(self.0, &[]);
+        }
+
+        fn read(&self, values: &mut Vec<u64>) {
+            values.extend(&self.1);
+        }
+    }
+
+    /// Samples one source after the other, of the same name; returns the recorder's page.
+    fn page_after(sources: impl IntoIterator<Item = Values>) -> String {
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let collector = Collector::new();
+        let mut sampler = Sampler::new(collector.clone(), &recorder);
+        for source in sources {
+            let kind = SourceKind::Pool;
+            collector.register(kind, "rx", Arc::new(source)).unwrap();
+            sampler.sample();
+            assert!(collector.unregister(kind, "rx"));
+        }
+        recorder.handle().render()
+    }
+
+    #[test]
+    #[cfg(feature = "net")]
+    fn parts_of_a_second_add_up_over_sources_of_one_name() {
+        let blocked = |nanos| Values(&RUDP_MEMORY_BLOCKED_SECONDS_TOTAL, vec![nanos]);
+        let page = page_after([700_000_000, 600_000_000].map(blocked));
+        let line = "\nslab_rudp_memory_blocked_seconds_total 1\n";
+        assert!(page.contains(line), "{page}");
+    }
+
+    #[test]
+    fn a_histogram_is_a_new_one_if_any_of_its_buckets_has_fallen() {
+        let waits = |short, long| {
+            let mut values = vec![0; POOL_WAIT_SECONDS.width()];
+            (values[0], values[3]) = (short, long);
+            Values(&POOL_WAIT_SECONDS, values)
+        };
+        let page = page_after([waits(2, 0), waits(1, 4)]);
+        assert!(
+            page.contains("\nslab_pool_wait_seconds_count 7\n"),
+            "{page}"
+        );
+    }
+
+    #[test]
+    fn a_source_that_comes_back_late_goes_on_with_its_counts() {
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let collector = Collector::new();
+        let mut sampler = Sampler::new(collector.clone(), &recorder);
+        let kind = SourceKind::Server;
+        let mut comes_and_goes = |name: &str, count| {
+            let source = Counted(name.into(), count);
+            collector.register(kind, name, Arc::new(source)).unwrap();
+            sampler.sample();
+            assert!(format!("{sampler:?}").contains("sources: 2, .."));
+            assert!(collector.remove(kind, name));
+        };
+        comes_and_goes("a", 7);
+        for other in 0..MAX_SOURCES + MAX_SOURCES / 2 {
+            comes_and_goes(&other.to_string(), 1);
+        }
+        comes_and_goes("a", 2);
+        let page = recorder.handle().render();
+        let line = "\nslab_metrics_requests_total{status=\"a\"} 9\n";
+        assert!(page.contains(line));
     }
 
     /// A program may name its sources after peers that come and go.
@@ -400,7 +478,7 @@ mod tests {
         let kind = SourceKind::Server;
         let comes_and_goes = |sampler: &mut Sampler<_>, name: usize| {
             let name = name.to_string();
-            let source = Counted(name.clone());
+            let source = Counted(name.clone(), 7);
             collector.register(kind, &name, Arc::new(source)).unwrap();
             sampler.sample();
             assert!(collector.remove(kind, &name));
@@ -408,10 +486,12 @@ mod tests {
         const ALL: usize = 4 * MAX_SOURCES;
         for name in 0..ALL {
             comes_and_goes(&mut sampler, name);
-            assert!(sampler.ended.latest.len() + sampler.ended.before.len() <= 2 * MAX_SOURCES);
+            // Two series of each source.
+            let remembered = sampler.ended.latest.len() + sampler.ended.before.len();
+            assert!(remembered <= 2 * 2 * MAX_SOURCES);
         }
         sampler.sample();
-        assert_eq!(sampler.forgotten_series(), 2 * MAX_SOURCES as u64);
+        assert_eq!(sampler.forgotten_series(), 2 * 2 * MAX_SOURCES as u64);
         let keys = sampler
             .ended
             .latest

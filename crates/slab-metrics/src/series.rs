@@ -150,16 +150,25 @@ mod tests {
 
     struct FallingSource(AtomicU64);
 
+    impl FallingSource {
+        /// How many of its numbers are not gauges: those of a histogram and counters, also of seconds.
+        fn counters() -> usize {
+            1 + POOL_WAIT_SECONDS.width() + usize::from(cfg!(feature = "net"))
+        }
+    }
+
     impl Source for FallingSource {
         fn describe(&self, to: &mut Describe<'_>) {
             to(&POOL_THREAD_CACHES, &[]);
             to(&POOL_TOO_LARGE_TOTAL, &[]);
             to(&POOL_WAIT_SECONDS, &[]);
+            #[cfg(feature = "net")]
+            to(&RUDP_MEMORY_BLOCKED_SECONDS_TOTAL, &[]);
         }
 
         fn read(&self, values: &mut Vec<u64>) {
             let now = self.0.fetch_sub(1, Relaxed);
-            values.extend(vec![now; 2 + POOL_WAIT_SECONDS.width()]);
+            values.extend(vec![now; 1 + Self::counters()]);
         }
     }
 
@@ -169,8 +178,7 @@ mod tests {
         let mut values = vec![77];
         source.read(&mut values);
         source.read(&mut values);
-        // And the numbers of a histogram.
-        let counters = &*vec![9; 1 + POOL_WAIT_SECONDS.width()];
+        let counters = &*vec![9; FallingSource::counters()];
         assert_eq!(values, [&[77, 9], counters, &[8], counters].concat());
 
         // The same holds for every registered source.
@@ -230,5 +238,35 @@ mod tests {
         }
         let page = Exporter::new(collector).scrape();
         assert!(page.contains("\nslab_pool_wait_seconds_sum 20\n"), "{page}");
+        assert!(page.contains("\nslab_pool_wait_seconds_count 1\n"));
+    }
+
+    /// Panics when it is read for the second time.
+    struct Panics(AtomicU64);
+
+    impl Source for Panics {
+        fn describe(&self, to: &mut Describe<'_>) {
+            to(&POOL_TOO_LARGE_TOTAL, &[]);
+        }
+
+        fn read(&self, values: &mut Vec<u64>) {
+            let before = self.0.fetch_add(1, Relaxed);
+            assert_ne!(before, 1, "the second time");
+            values.push(before);
+        }
+    }
+
+    #[test]
+    fn a_scrape_that_panicked_harms_no_later_one() {
+        let collector = Collector::new();
+        let source = Arc::new(Panics(AtomicU64::new(0)));
+        collector.register(SourceKind::Pool, "", source).unwrap();
+        let exporter = Exporter::new(collector);
+        let first = exporter.scrape();
+        assert!(first.contains("\nslab_pool_too_large_total 0\n"));
+        let scrape = std::panic::AssertUnwindSafe(|| exporter.scrape());
+        assert!(std::panic::catch_unwind(scrape).is_err());
+        let later = exporter.scrape();
+        assert_eq!(later, first.replace("_large_total 0\n", "_large_total 2\n"));
     }
 }

@@ -78,6 +78,35 @@ mod tests {
         assert_eq!(sum, pool.stats().classes()[1].committed_chunks);
     }
 
+    #[tokio::test]
+    async fn a_pool_has_its_waits_of_all_classes_and_its_resident_memory() {
+        let pool = SlabPool::builder()
+            .size_classes(SizeClasses::explicit(&[256, 65536]).unwrap())
+            .max_memory(1 << 20)
+            .build()
+            .unwrap();
+        let collector = Collector::new();
+        collector.register_pool(&pool).unwrap();
+        // More of one class than there are buckets.
+        for len in [100; 20].into_iter().chain([60_000]) {
+            let mut all: Vec<_> = std::iter::from_fn(|| pool.try_alloc(65536).ok()).collect();
+            let (waited, ()) = tokio::join!(pool.alloc(len), async { all.clear() });
+            drop(waited.unwrap());
+            pool.trim();
+        }
+        let mut held = pool.try_alloc(100).unwrap();
+        held.fill_zero();
+        let json: serde_json::Value = serde_json::from_str(&render(&collector, 5)).unwrap();
+        let read = &json["pools"][0];
+        assert_eq!(read["waits_ended"], 21);
+        let waits = (0..2).map(|class| pool.wait_times(class).unwrap().sum().as_nanos());
+        assert_eq!(read["waits_nanos"], waits.sum::<u128>() as u64);
+        assert_eq!(
+            read["resident_bytes"].as_u64(),
+            pool.resident_bytes().map(|b| b as u64)
+        );
+    }
+
     /// What the live page and small scripts read, by kind of source.
     #[cfg(feature = "net")]
     #[tokio::test]
@@ -163,5 +192,44 @@ mod tests {
         );
         assert_eq!(endpoint["sessions"], 0);
         drop(consumer);
+    }
+
+    #[cfg(feature = "net")]
+    #[tokio::test]
+    async fn an_endpoint_has_its_round_trips_and_what_it_rejected() {
+        use slab_net::PacketPool;
+        use slab_net::rudp::{Connection, Endpoint, EndpointConfig, SessionConfig};
+
+        let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+        let any = "127.0.0.1:0".parse().unwrap();
+        let config = EndpointConfig::new(SessionConfig::fast());
+        let server = Endpoint::bind(any, &pool, config.clone()).unwrap();
+        let collector = Collector::new();
+        collector
+            .register_rudp_endpoint("e", server.monitor())
+            .unwrap();
+        let client = Connection::connect(server.local_addr(), &pool, config).unwrap();
+        client.send_slice(b"hello").await.unwrap();
+        let accepted = server.accept().await.unwrap();
+        for _ in 0..5 {
+            accepted.send_slice(b"hello").await.unwrap();
+            client.recv().await.unwrap().unwrap();
+        }
+        let stranger = tokio::net::UdpSocket::bind(any).await.unwrap();
+        stranger.send_to(b"x", server.local_addr()).await.unwrap();
+        loop {
+            tokio::task::yield_now().await;
+            let before = server.stats();
+            let json: serde_json::Value = serde_json::from_str(&render(&collector, 5)).unwrap();
+            let (trips, rejected) = (before.round_trips, before.total.rejected_datagrams());
+            if trips.count() == 0 || rejected == 0 || before != server.stats() {
+                continue;
+            }
+            let read = &json["endpoints"][0];
+            assert_eq!(read["round_trips"], trips.count());
+            assert_eq!(read["round_trips_nanos"], trips.sum().as_nanos() as u64);
+            assert_eq!(read["rejected_datagrams"], rejected);
+            return;
+        }
     }
 }

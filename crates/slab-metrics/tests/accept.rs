@@ -14,21 +14,35 @@ use tokio::net::TcpStream;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-/// Counts warnings.
+/// Counts warnings, and what is said at level `info`.
 #[derive(Clone, Default)]
-struct Warnings(Arc<AtomicU32>);
+struct Said {
+    warnings: Arc<AtomicU32>,
+    infos: Arc<AtomicU32>,
+}
 
-impl Subscriber for Warnings {
+impl Said {
+    fn counts(&self) -> (u32, u32) {
+        let [warnings, infos] = [&self.warnings, &self.infos].map(|n| n.load(Ordering::Relaxed));
+        (warnings, infos)
+    }
+}
+
+impl Subscriber for Said {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() == Level::WARN && metadata.is_event()
+        metadata.is_event() && [Level::WARN, Level::INFO].contains(metadata.level())
     }
     fn new_span(&self, _: &Attributes<'_>) -> Id {
         Id::from_u64(1)
     }
     fn record(&self, _: &Id, _: &Record<'_>) {}
     fn record_follows_from(&self, _: &Id, _: &Id) {}
-    fn event(&self, _: &Event<'_>) {
-        self.0.fetch_add(1, Ordering::Relaxed);
+    fn event(&self, event: &Event<'_>) {
+        let count = match *event.metadata().level() {
+            Level::WARN => &self.warnings,
+            _ => &self.infos,
+        };
+        count.fetch_add(1, Ordering::Relaxed);
     }
     fn enter(&self, _: &Id) {}
     fn exit(&self, _: &Id) {}
@@ -57,8 +71,8 @@ fn accept_errors(page: &str) -> u32 {
 
 #[tokio::test]
 async fn a_lack_of_file_descriptors_is_counted_and_said_once() {
-    let warnings = Warnings::default();
-    let _subscriber = tracing::subscriber::set_default(warnings.clone());
+    let said = Said::default();
+    let _subscriber = tracing::subscriber::set_default(said.clone());
     let server = MetricsServer::builder(Exporter::new(Collector::new()))
         .address(([127, 0, 0, 1], 0).into())
         .bind()
@@ -74,16 +88,23 @@ async fn a_lack_of_file_descriptors_is_counted_and_said_once() {
         ..getrlimit(Resource::Nofile)
     };
     setrlimit(Resource::Nofile, most).unwrap();
-    let mut files: Vec<_> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
-    // The only one that is left is the client's end.
-    drop(files.pop());
-    let mut second = TcpStream::connect(address).await.unwrap();
-    while accept_errors(&page(&mut first).await) < 3 {
-        tokio::time::sleep(Duration::from_millis(10)).await;
+    let mut clients = Vec::new();
+    // Once it has recovered, the next lack is said as well.
+    for round in 1..=2 {
+        let before = accept_errors(&page(&mut first).await);
+        let mut files: Vec<_> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
+        // The only one that is left is the client's end.
+        drop(files.pop());
+        let mut client = TcpStream::connect(address).await.unwrap();
+        while accept_errors(&page(&mut first).await) < before + 3 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert_eq!(said.counts(), (round, round - 1));
+        drop(files);
+        let page = page(&mut client).await;
+        assert!(page.contains(&format!("slab_metrics_connections {}\n", 1 + round)));
+        assert!(accept_errors(&page) >= before + 3);
+        assert_eq!(said.counts(), (round, round));
+        clients.push(client);
     }
-    drop(files);
-    let page = page(&mut second).await;
-    assert!(page.contains("slab_metrics_connections 2\n"));
-    assert!(accept_errors(&page) >= 3);
-    assert_eq!(warnings.0.load(Ordering::Relaxed), 1);
 }

@@ -17,12 +17,19 @@ fn a_global_recorder_is_installed_only_on_demand() {
     metrics::counter!("app_total").increment(7);
     let page = Page::parse(&exporter.scrape());
     assert!(!page.families.contains_key("app_total"));
+    assert!(format!("{exporter:?}").contains("global_recorder: false"));
 
     exporter.install_global_recorder().unwrap();
     metrics::counter!("app_total", "kind" => "x").increment(1);
     let page = Page::parse(&exporter.scrape());
     assert_eq!(page.value("app_total", &[("kind", "x")]), 1.0);
     assert_eq!(page.value("slab_pool_too_large_total", &rx), 0.0);
+    assert!(format!("{exporter:?}").contains("global_recorder: true"));
+    // In the format of the page, and before its end.
+    let text = exporter.scrape_openmetrics();
+    let counter = "# TYPE app counter\napp_total{kind=\"x\"} 1\n";
+    assert!(text.contains(counter), "{text}");
+    assert!(text.ends_with("\n# EOF\n") && text.matches("# EOF").count() == 1);
     metrics::histogram!("app_seconds").record(0.5);
     assert!(exporter.scrape().contains("app_seconds_count 1\n"));
     metrics::histogram!("app_seconds").record(0.5);

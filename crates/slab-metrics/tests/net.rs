@@ -7,7 +7,7 @@ mod common;
 use common::Page;
 use slab_metrics::{Collector, Exporter, RegisterError, SourceKind};
 use slab_net::PacketPool;
-use slab_net::rudp::{Connection, Endpoint, EndpointConfig, SessionConfig};
+use slab_net::rudp::{Connection, Endpoint, EndpointConfig, Rejection, SessionConfig};
 use std::time::Duration;
 
 #[tokio::test]
@@ -56,6 +56,11 @@ async fn an_rudp_endpoint_is_exported_with_the_counts_of_its_sessions() {
     let unknown = now.value("slab_rudp_unknown_session_datagrams_total", &endpoint);
     let strange = stats.unknown_session + stats.total.rejected_datagrams();
     assert_eq!(rejected + unknown, strange as f64);
+    for reason in Rejection::ALL {
+        let labels = [endpoint[0], ("reason", reason.name())];
+        let rejected = now.value("slab_rudp_rejected_datagrams_total", &labels);
+        assert_eq!(rejected, stats.total.rejected_for(*reason) as f64);
+    }
 
     assert!(exporter.collector().unregister(kind, "a"));
     assert!(!exporter.scrape().contains("slab_rudp_"));
@@ -144,15 +149,42 @@ async fn an_rudp_endpoints_round_trips_and_memory_stalls_are_exported() {
     let blocked = now.value("slab_rudp_memory_blocked_seconds_total", &sent);
     assert!(blocked > 0.0 && blocked < 3600.0, "{blocked}");
     assert!(value("slab_rudp_wakeups_total") > 0.0);
-    let text = exporter.scrape();
-    let line = |start: &str| -> f64 {
-        let found = text.lines().find_map(|line| line.strip_prefix(start));
-        found.expect(start).trim().parse().unwrap()
+    // Once no late acknowledgement comes between two readings.
+    let (trips, now) = loop {
+        let before = server.stats();
+        let now = Page::parse(&exporter.scrape());
+        if server.stats() == before {
+            break (before.round_trips, now);
+        }
+        tokio::task::yield_now().await;
     };
-    let all = line("slab_rudp_rtt_seconds_bucket{endpoint=\"a\",le=\"+Inf\"}");
-    assert!(all >= 1.0);
-    assert_eq!(line("slab_rudp_rtt_seconds_count{endpoint=\"a\"}"), all);
-    assert!(line("slab_rudp_rtt_seconds_sum{endpoint=\"a\"}") > 0.0);
+    let endpoint = ("endpoint", "a");
+    let bounds = slab_metrics::RTT_SECONDS_BOUNDS.iter();
+    let bounds = bounds.map(f64::to_string).chain(["+Inf".into()]);
+    let mut below = 0;
+    for (bound, count) in bounds.zip(trips.counts()) {
+        below += count;
+        let bucket = now.value("slab_rudp_rtt_seconds_bucket", &[endpoint, ("le", &bound)]);
+        assert_eq!(bucket, below as f64, "{bound}");
+    }
+    assert!(below >= 1);
+    let count = now.value("slab_rudp_rtt_seconds_count", &[endpoint]);
+    assert_eq!(count, below as f64);
+    let sum = now.value("slab_rudp_rtt_seconds_sum", &[endpoint]);
+    assert_eq!(sum, trips.sum().as_nanos() as f64 / 1e9);
+}
+
+#[test]
+fn a_packet_pool_has_the_name_of_its_slab_pool() {
+    let pool = PacketPool::builder().name("rx").build().unwrap();
+    let collector = Collector::new();
+    collector.register_packet_pool(&pool).unwrap();
+    let (kind, name) = (SourceKind::Pool, "rx".to_owned());
+    let twice = Err(RegisterError::DuplicateName { kind, name });
+    assert_eq!(collector.register_pool(pool.slab()), twice);
+    assert_eq!(collector.register_packet_pool(&pool), twice);
+    assert!(collector.unregister(kind, "rx"));
+    assert!(!Exporter::new(collector).scrape().contains("\"rx\""));
 }
 
 #[test]

@@ -103,6 +103,10 @@ fn the_page_counts_what_the_callers_did() {
     assert_eq!(now.sum("slab_pool_allocs_total", &class), 100.0);
     assert_eq!(now.sum("slab_pool_frees_total", &class), 0.0);
     assert!(now.value("slab_pool_slab_commits_total", &class) >= 1.0);
+    if let Some(resident) = rx.resident_bytes() {
+        let exported = now.value("slab_pool_resident_bytes", &class[..1]);
+        assert_eq!(exported, resident as f64);
+    }
 
     let (here, there) = held
         .into_iter()
@@ -442,6 +446,20 @@ fn unregistering_a_pool_drops_its_handle_and_ends_its_series() {
 }
 
 #[test]
+fn a_pool_that_took_anothers_place_has_series_of_its_own() {
+    let (rx, tx) = (pool("rx"), pool("tx"));
+    let exporter = exporter(&[&rx]);
+    let _held = tx.try_alloc(100).unwrap();
+    let before = page(&exporter);
+    assert_eq!(before.sum("slab_pool_chunks", &[("pool", "rx")]), 0.0);
+    // Between two scrapes, so that there are as many sources as before.
+    assert!(exporter.collector().unregister(SourceKind::Pool, "rx"));
+    exporter.collector().register_pool(&tx).unwrap();
+    assert_adds_up(&page(&exporter), &tx);
+    assert!(!exporter.scrape().contains("\"rx\""));
+}
+
+#[test]
 fn duplicate_names_are_refused() {
     let collector = Collector::new();
     collector.register_pool(&pool("rx")).unwrap();
@@ -505,6 +523,7 @@ fn a_sampler_feeds_any_recorder_and_zeroes_gauges_of_removed_pools() {
     drop(chunk);
 
     collector.unregister(SourceKind::Pool, "rx");
+    assert!(format!("{rx:?}").contains("handles: 1 }"), "{rx:?}");
     sampler.sample();
     let page = Page::parse(&handle.render());
     for (name, family) in &page.families {

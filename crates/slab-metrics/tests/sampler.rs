@@ -35,9 +35,16 @@ async fn a_running_sampler_feeds_the_global_recorder_once_a_period() {
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert_eq!(in_use(), chunk.capacity() as f64);
     let text = handle.render();
-    for described in ["slab_pool_in_use_bytes", "slab_pool_allocs_total"] {
+    for described in [
+        "slab_pool_in_use_bytes",
+        "slab_pool_allocs_total",
+        "slab_pool_wait_seconds",
+    ] {
         assert!(text.contains(&format!("# HELP {described} ")), "{text}");
     }
+    // A histogram is there before its first value.
+    let waits = page(&handle).value("slab_pool_wait_seconds_count", &[("pool", "rx")]);
+    assert_eq!(waits, 0.0);
 
     running.abort();
     assert!(running.await.unwrap_err().is_cancelled());
@@ -284,4 +291,45 @@ fn typed_slabs_are_exported_as_pools() {
         page(&recorder.handle()).sum("slab_pool_chunks", &in_use),
         0.0
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_period_of_zero_is_taken_as_the_shortest() {
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let handle = recorder.handle();
+    let pool = SlabPool::builder().name("rx").build().unwrap();
+    let collector = Collector::new();
+    collector.register_pool(&pool).unwrap();
+    let running = tokio::spawn(Sampler::new(collector, recorder).run(Duration::ZERO));
+    let in_use = || page(&handle).sum("slab_pool_in_use_bytes", &[("pool", "rx")]);
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    assert_eq!(in_use(), 0.0);
+    let chunk = pool.try_alloc(1500).unwrap();
+    tokio::time::sleep(Duration::from_millis(8)).await;
+    assert_eq!(in_use(), 0.0, "before the period is over");
+    tokio::time::sleep(Duration::from_millis(2)).await;
+    assert_eq!(in_use(), chunk.capacity() as f64);
+    running.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_late_sample_delays_the_following_ones() {
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let handle = recorder.handle();
+    let pool = SlabPool::builder().name("rx").build().unwrap();
+    let collector = Collector::new();
+    collector.register_pool(&pool).unwrap();
+    let second = Duration::from_secs(1);
+    let running = tokio::spawn(Sampler::new(collector, recorder).run(10 * second));
+    let in_use = || page(&handle).sum("slab_pool_in_use_bytes", &[("pool", "rx")]);
+    tokio::time::sleep(second).await;
+    // As if the thread had been busy for so long.
+    tokio::time::advance(35 * second).await;
+    tokio::time::sleep(second).await;
+    let chunk = pool.try_alloc(1500).unwrap();
+    tokio::time::sleep(8 * second).await;
+    assert_eq!(in_use(), 0.0, "missed samples are not made up for");
+    tokio::time::sleep(2 * second).await;
+    assert_eq!(in_use(), chunk.capacity() as f64);
+    running.abort();
 }

@@ -79,6 +79,7 @@ mod tests {
         ));
         assert!(asks("Application/OpenMetrics-Text"));
         assert!(asks("text/plain;q=0.5,application/openmetrics-text;q=0.5"));
+        assert!(asks("application/openmetrics-text;q=0.005"));
         assert!(asks(
             "application/openmetrics-text; version=\"1.0.0\"; charset=utf-8"
         ));
@@ -89,6 +90,9 @@ mod tests {
             "text/html,application/xhtml+xml,*/*;q=0.8",
             "application/openmetrics-text;q=0",
             "application/openmetrics-text;q=0.1,text/plain;q=0.2",
+            "application/openmetrics-text;q=0.5,TEXT/*;q=0.9",
+            "application/openmetrics-text;q=0.5,text/plain;q=0.1,text/plain;q=0.9",
+            "application/openmetrics-text;Q=0.1,text/plain;q=0.2",
             "application/openmetrics-text;q=0.501,text/plain;q=0.502",
             "application/openmetrics-text;version=0.0.1",
             "application/openmetrics-text;q=much",
@@ -103,6 +107,7 @@ mod tests {
     fn gzip_is_sent_only_to_clients_that_accept_it() {
         let takes = |accept| accepts_gzip(&headers(ACCEPT_ENCODING, accept));
         assert!(takes("gzip") && takes("deflate, GZIP;q=0.5, br"));
+        assert!(takes("X-Gzip") && takes("gzip;q=0, x-gzip;q=0.005"));
         for other in [
             "",
             "identity",
@@ -114,5 +119,16 @@ mod tests {
         ] {
             assert!(!takes(other), "{other}");
         }
+    }
+
+    #[test]
+    fn a_header_may_come_in_several_lines_and_need_not_be_text() {
+        let lines = ["br", "deflate", "gzip"].map(|line| (ACCEPT_ENCODING, line.parse().unwrap()));
+        assert!(accepts_gzip(&HeaderMap::from_iter(lines)));
+        let odd = hyper::header::HeaderValue::from_bytes(b"gzip, \xff").unwrap();
+        assert!(!accepts_gzip(&HeaderMap::from_iter([(
+            ACCEPT_ENCODING,
+            odd
+        )])));
     }
 }

@@ -114,4 +114,52 @@ mod tests {
             assert_eq!(end as usize, index);
         }
     }
+    #[test]
+    fn each_count_has_its_series() {
+        let stats = std::sync::Arc::<ServerStats>::default();
+        let collector = crate::Collector::new();
+        collector
+            .register(crate::SourceKind::Server, "", stats.clone())
+            .unwrap();
+        stats.opened();
+        stats.accept_failed();
+        let ends = [
+            End::Closed,
+            End::Limit,
+            End::Malformed,
+            End::Timeout,
+            End::Lifetime,
+            End::Error,
+        ];
+        for (end, count) in ends.into_iter().zip(2..) {
+            for _ in 0..count {
+                stats.opened();
+                stats.ended(end);
+            }
+        }
+        let statuses = [
+            StatusCode::OK,
+            StatusCode::NOT_FOUND,
+            StatusCode::METHOD_NOT_ALLOWED,
+        ];
+        for (status, count) in statuses.into_iter().zip(2..) {
+            (0..count).for_each(|_| stats.answered(status));
+        }
+        let page = crate::Exporter::new(collector).scrape();
+        for line in [
+            "connections 1",
+            "accept_errors_total 1",
+            "ended_connections_total{reason=\"closed\"} 2",
+            "ended_connections_total{reason=\"limit\"} 3",
+            "ended_connections_total{reason=\"malformed\"} 4",
+            "ended_connections_total{reason=\"timeout\"} 5",
+            "ended_connections_total{reason=\"lifetime\"} 6",
+            "ended_connections_total{reason=\"error\"} 7",
+            "requests_total{status=\"200\"} 2",
+            "requests_total{status=\"404\"} 3",
+            "requests_total{status=\"405\"} 4",
+        ] {
+            assert!(page.contains(&format!("\nslab_metrics_{line}\n")), "{page}");
+        }
+    }
 }

@@ -1,6 +1,8 @@
 //! The server against clients that write raw bytes. No test asserts how long something took; a server
 //! that waits for ever makes a test hang.
 
+mod limits;
+
 use super::stats::{End, ServerStats};
 use super::{MetricsServer, MetricsServerBuilder};
 use crate::{Collector, Exporter, SourceKind};
@@ -446,6 +448,7 @@ async fn dropping_the_serve_future_ends_all_connections() {
     while server.stats.open() != 0 {
         tokio::task::yield_now().await;
     }
+    assert_eq!(server.stats.count(End::Closed), 1);
 }
 
 #[tokio::test]
