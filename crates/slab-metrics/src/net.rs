@@ -286,6 +286,7 @@ mod tests {
             dropped_closed_bytes = 1 => "slab_net_queue_dropped_bytes_total reason=closed";
         }
     }
+
     #[test]
     fn each_member_of_the_json_reads_its_own_field() {
         assert_each_field_has_its_members! {

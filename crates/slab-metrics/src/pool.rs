@@ -223,6 +223,7 @@ mod tests {
             slab_trims = 1 => "slab_pool_slab_trims_total";
         }
     }
+
     #[test]
     fn each_member_of_the_json_reads_its_own_field() {
         let pool = SlabPool::builder().max_memory(1 << 20).build().unwrap();

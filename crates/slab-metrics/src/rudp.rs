@@ -299,6 +299,7 @@ mod tests {
             fec.no_memory = 1 => "slab_rudp_fec_dropped_shards_total reason=no_memory";
         }
     }
+
     /// The others are not to be set: `stats_json` has a test of them.
     #[test]
     fn each_member_of_the_json_reads_its_own_fields() {

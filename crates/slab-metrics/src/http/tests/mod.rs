@@ -499,7 +499,7 @@ async fn binding_with_a_full_collector_fails_with_quota_exceeded() {
 
 #[test]
 fn the_page_requests_nothing_from_other_hosts() {
-    let page = include_str!("../../page/index.html");
+    let page = include_str!("../../../page/index.html");
     for outside in ["http:", "https:", "src=", "@import", "url("] {
         // The only link keeps browsers from requesting an icon.
         assert!(!page.contains(outside), "{outside}");
