@@ -31,6 +31,7 @@ const SLAB_NET: &str = "crates/slab-net/README.md";
 /// Pages of results: what their machine is called, and the folder in `benches/report`.
 const MACHINES: &[(&str, &str)] = &[
     ("Intel", ""),
+    ("Emerald Rapids", "intel-emerald/"),
     ("Zen 4", "amd-zen4/"),
     ("Zen 3", "amd-zen3/"),
 ];

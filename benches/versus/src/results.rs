@@ -70,7 +70,7 @@ mod tests {
     #[test]
     fn the_committed_page_matches_the_committed_json() {
         let report = Path::new(env!("CARGO_MANIFEST_DIR")).join("../report");
-        for machine in [".", "amd-zen4", "amd-zen3"] {
+        for machine in [".", "intel-emerald", "amd-zen4", "amd-zen3"] {
             assert_page_matches_json(&report.join(machine));
         }
     }

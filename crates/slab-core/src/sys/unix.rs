@@ -168,7 +168,7 @@ impl Region {
             // SAFETY: locking the pages of our own mapping changes nothing about their contents.
             return unsafe { mlock(at, bytes) }.map_err(rustix::io::Errno::raw_os_error);
         }
-        // In two thirds of the time that touching takes; and memory that there is not is an error, and no signal.
+        // In two thirds of the time that touching takes; and what the system refuses is an error.
         #[cfg(target_os = "linux")]
         // SAFETY: the part is committed; the advice changes nothing about its contents.
         match unsafe { madvise(at, bytes, Advice::LinuxPopulateWrite) } {
