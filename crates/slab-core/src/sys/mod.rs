@@ -82,7 +82,12 @@ mod tests {
 
     /// Linux gives back what lies before it, and says how much; an older one refuses at once.
     #[test]
-    #[cfg(all(target_os = "linux", feature = "std", not(miri)))]
+    // The sanitizers lock nothing.
+    #[cfg(all(
+        target_os = "linux",
+        feature = "std",
+        not(any(miri, slab_asan, slab_tsan))
+    ))]
     fn a_part_that_the_system_keeps_is_told() {
         use std::io::Write;
         let region = Region::committed(64 * PAGE).unwrap();
