@@ -189,7 +189,7 @@ impl QueueSender {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::super::super::flow::flow_queues;
     use super::super::super::lanes::Priority;
