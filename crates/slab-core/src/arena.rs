@@ -271,8 +271,8 @@ impl Arena {
         first..end.div_ceil(self.slab_bytes).min(self.slabs)
     }
 
-    /// Gives back the memory behind parts of the arena, by their offsets, which then read as zeros. `false` if it
-    /// stays: each byte then is what it was, or zero.
+    /// Gives back the memory behind parts of the arena, at most [`RELEASE_MAX`](crate::sys::RELEASE_MAX), by their offsets,
+    /// which then read as zeros. `false` if it stays: each byte then is what it was, or zero.
     ///
     /// # Safety
     /// The parts are committed, and nobody uses them until this returns.

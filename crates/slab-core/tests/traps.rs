@@ -255,7 +255,7 @@ fn stale_data_with_every_zeroing_policy() {
     ];
     for (nth, mode) in MODES.into_iter().enumerate() {
         for (of, set) in options.into_iter().enumerate() {
-            // Each mode and each option once, of all of them.
+            // Each option in one mode, and each mode.
             if cfg!(miri) && nth != of % MODES.len() {
                 continue;
             }

@@ -71,9 +71,6 @@ fn zero_on_alloc_zeroes_used_chunks_for_every_call() {
                 // SAFETY: allocated above, and not used again.
                 unsafe { pool.free_raw(raw) }.unwrap();
                 drop((one, spare, asked, batch, waited, rest));
-                if mode != Mode::Ring {
-                    pool.trim();
-                }
             }
         }
     }

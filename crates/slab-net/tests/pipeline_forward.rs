@@ -302,3 +302,44 @@ fn errors_with_datagrams_between_them_do_not_end_forward() {
     let refuse = || udp_common::fail_syscall_if(libc::SYS_recvmmsg, Some(4), libc::EIO);
     run_on_own_thread(refuse, test);
 }
+
+/// Where the socket cannot be stopped, so that datagrams go on coming, delivering them ends nevertheless. What was read
+/// by then, and is not delivered, is counted when the socket is closed.
+#[cfg(target_os = "linux")]
+#[test]
+fn the_report_counts_what_was_read_and_not_delivered() {
+    use udp_common::network::run_on_own_thread;
+
+    async fn test() {
+        let receiver = bind(&pool());
+        let to = receiver.local_addr();
+        let (sender, batches) = queue(1.try_into().unwrap(), Overflow::Wait);
+        let client = UdpSender::bind(ANY).unwrap();
+        let one = Transmit::new(b"x", to);
+        for _ in 0..100 {
+            client.send(&one).await.unwrap();
+        }
+        let monitor = batches.monitor();
+        // For each that is delivered another comes.
+        let consume = tokio::spawn(async move {
+            while batches.recv().await.is_some() {
+                client.send(&one).await.unwrap();
+            }
+        });
+        let report = forward(receiver, sender, async {}).await;
+        consume.await.unwrap();
+        let (socket, queue) = (report.socket, monitor.stats());
+        assert!(queue.delivered >= 4096);
+        assert!(socket.dropped_closed > 0, "{socket:?}");
+        assert_eq!(
+            socket.received_datagrams,
+            queue.delivered + socket.dropped_closed
+        );
+    }
+    // With a filter, the socket would be stopped.
+    let refuse = || {
+        let option = Some(libc::SO_ATTACH_FILTER as u32);
+        udp_common::fail_syscall_if(libc::SYS_setsockopt, option, libc::EPERM)
+    };
+    run_on_own_thread(refuse, test);
+}

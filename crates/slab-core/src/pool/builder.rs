@@ -363,8 +363,8 @@ impl SlabPoolBuilder {
     /// ```
     ///
     /// A fixed pool in a `static`, as a program without an operating system has it. It needs a global allocator, from
-    /// which building takes all the bookkeeping; after it, only what [waits](SlabPool::alloc) and what is
-    /// [above the largest class](Self::max_oversize_memory) take more. So without a heap, an allocator is enough that
+    /// which building takes all the bookkeeping; after it, only what [waits](SlabPool::alloc), what is
+    /// [above the largest class](Self::max_oversize_memory) and a [histogram](SlabPool::size_histogram) take more. So without a heap, an allocator is enough that
     /// hands out pieces of another `static`, of the size that [`max_memory`](Self::max_memory) says, and takes none back.
     ///
     /// ```

@@ -82,7 +82,8 @@ impl Region {
             .map_err(rustix::io::Errno::raw_os_error)
     }
 
-    /// Gives the memory behind committed parts back to the system. They stay usable and read as zeros.
+    /// Gives the memory behind committed parts, at most [`RELEASE_MAX`](super::RELEASE_MAX), back to the system. They stay
+    /// usable and read as zeros.
     /// `false` if the system does not take it (a process may have locked all of its memory
     /// by `mlockall`): each byte then is what it was, or zero.
     ///
@@ -101,8 +102,8 @@ impl Region {
     }
 
     /// Gives back parts by one call of the system, which then flushes what processors remember of them once, and not for
-    /// each: two to three times as fast where they are of one to twenty pages. `false` if Linux is older than 6.15 or does
-    /// not take all of them.
+    /// each: two to three times as fast where they are of some five pages. `false` if Linux does not take all of them:
+    /// an older one (6.18 does) does not know a process by `PIDFD_SELF`.
     ///
     /// # Safety
     /// As [`release`](Self::release).
@@ -110,16 +111,11 @@ impl Region {
     unsafe fn release_at_once(&self, parts: &[Range<usize>]) -> bool {
         /// This process, where the system asks for a descriptor of one (`linux/pidfd.h`).
         const PIDFD_SELF: libc::c_int = -10_000;
-        let mut vectors = ArrayVec::<libc::iovec, RELEASE_MAX>::new();
-        for part in parts {
-            let vector = libc::iovec {
-                iov_base: self.part(part.start, part.len()),
-                iov_len: part.len(),
-            };
-            if vectors.try_push(vector).is_err() {
-                return false;
-            }
-        }
+        let vector = |part: &Range<usize>| libc::iovec {
+            iov_base: self.part(part.start, part.len()),
+            iov_len: part.len(),
+        };
+        let vectors: ArrayVec<_, RELEASE_MAX> = parts.iter().map(vector).collect();
         // SAFETY: the parts lie in this mapping; by this function's contract no one relies on
         // their contents, and they stay mapped. The vectors outlive the call.
         let released = unsafe {

@@ -456,6 +456,26 @@ async fn what_is_queued_behind_errors_is_delivered_at_the_end() {
 }
 
 #[tokio::test]
+async fn errors_with_datagrams_between_them_do_not_end_delivering_at_the_end() {
+    let pool = PacketPool::builder().max_memory(2 << 20).build().unwrap();
+    let receiver = install_receiver(&pool, |builder| builder);
+    kernel(|kernel| {
+        for _ in 0..2 {
+            // One more would be too many.
+            for _ in 0..63 {
+                kernel.arrive(Arrival::Error(libc::EIO));
+            }
+            kernel.arrive(Arrival::Datagrams(one_byte()));
+        }
+    });
+    let (sender, batches) = queue(2.try_into().unwrap(), Overflow::DropNewest);
+    let report = forward(receiver, sender, async {}).await;
+    assert_eq!((report.ended, report.receive_errors), (Ended::Stopped, 126));
+    assert_eq!(batches.monitor().stats().datagrams, 2);
+    uninstall();
+}
+
+#[tokio::test]
 async fn errors_with_pauses_between_them_do_not_end_forward() {
     let pool = PacketPool::builder().max_memory(2 << 20).build().unwrap();
     let receiver = install_receiver(&pool, |builder| builder);

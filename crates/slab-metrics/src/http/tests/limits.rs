@@ -15,20 +15,13 @@ async fn poll_once(serving: &mut Pin<&mut impl Future<Output = ()>>) {
     .await;
 }
 
-/// A collector with answers larger than the kernel's buffers.
-fn large() -> Collector {
-    let collector = Collector::new();
-    let sizes: Vec<usize> = (1..=slab_core::MAX_CLASSES).map(|n| n * 64).collect();
-    for name in 0..150 {
-        let pool = SlabPool::builder()
-            .name(name.to_string())
-            .max_memory(4 << 20)
-            .size_classes(SizeClasses::explicit(&sizes).unwrap())
-            .build()
-            .unwrap();
-        collector.register_pool(&pool).unwrap();
-    }
-    collector
+async fn for_one_connection() -> MetricsServer {
+    MetricsServer::builder(Exporter::new(Collector::new()))
+        .address(([127, 0, 0, 1], 0).into())
+        .max_connections(1)
+        .bind()
+        .await
+        .unwrap()
 }
 
 #[test]
@@ -65,12 +58,7 @@ async fn a_header_may_have_8_kib_and_100_fields_and_no_more() {
 
 #[tokio::test]
 async fn a_refusal_is_a_whole_answer_and_no_reset() {
-    let server = MetricsServer::builder(Exporter::new(Collector::new()))
-        .address(([127, 0, 0, 1], 0).into())
-        .max_connections(1)
-        .bind()
-        .await
-        .unwrap();
+    let server = for_one_connection().await;
     let address = server.local_addr();
     let mut serving = pin!(server.serve(std::future::pending()));
     let _first = TcpStream::connect(address).await.unwrap();
@@ -90,12 +78,7 @@ async fn a_refusal_is_a_whole_answer_and_no_reset() {
 
 #[tokio::test]
 async fn a_connection_that_has_ended_gives_its_place_to_the_next_at_once() {
-    let server = MetricsServer::builder(Exporter::new(Collector::new()))
-        .address(([127, 0, 0, 1], 0).into())
-        .max_connections(1)
-        .bind()
-        .await
-        .unwrap();
+    let server = for_one_connection().await;
     let (address, stats) = (server.local_addr(), Arc::clone(&server.stats));
     let mut serving = pin!(server.serve(std::future::pending()));
     let until_open = async |serving: &mut Pin<&mut _>, count| {

@@ -119,6 +119,22 @@ async fn read_answer(client: &mut TcpStream) -> String {
     head + core::str::from_utf8(&body).unwrap()
 }
 
+/// A collector with answers larger than the kernel's buffers.
+fn large() -> Collector {
+    let collector = Collector::new();
+    let sizes: Vec<usize> = (1..=slab_core::MAX_CLASSES).map(|n| n * 64).collect();
+    for name in 0..150 {
+        let pool = SlabPool::builder()
+            .name(name.to_string())
+            .max_memory(4 << 20)
+            .size_classes(SizeClasses::explicit(&sizes).unwrap())
+            .build()
+            .unwrap();
+        collector.register_pool(&pool).unwrap();
+    }
+    collector
+}
+
 #[tokio::test]
 async fn a_scrape_is_current_and_in_prometheus_text_format() {
     let pool = SlabPool::builder().name("rx").build().unwrap();
@@ -361,19 +377,8 @@ async fn a_client_that_does_not_read_is_disconnected() {
 
 #[tokio::test]
 async fn a_client_that_closes_its_sending_side_gets_the_whole_answer() {
-    let collector = Collector::new();
-    let sizes: Vec<usize> = (1..=slab_core::MAX_CLASSES).map(|n| n * 64).collect();
-    // Larger than the kernel's buffers, so that it is sent in several parts.
-    for name in 0..150 {
-        let pool = SlabPool::builder()
-            .name(name.to_string())
-            .max_memory(4 << 20)
-            .size_classes(SizeClasses::explicit(&sizes).unwrap())
-            .build()
-            .unwrap();
-        collector.register_pool(&pool).unwrap();
-    }
-    let exporter = Exporter::new(collector);
+    // Sent in several parts.
+    let exporter = Exporter::new(large());
     for path in ["/metrics", "/healthz"] {
         let server = MetricsServer::builder(exporter.clone())
             .address(([127, 0, 0, 1], 0).into())
