@@ -82,7 +82,7 @@ impl Region {
             .map_err(rustix::io::Errno::raw_os_error)
     }
 
-    /// Gives the memory behind committed parts, at most [`RELEASE_MAX`](super::RELEASE_MAX), back to the system. They stay
+    /// Gives the memory behind committed parts, at most [`RELEASE_MAX`], back to the system. They stay
     /// usable and read as zeros.
     /// `false` if the system does not take it (a process may have locked all of its memory
     /// by `mlockall`): each byte then is what it was, or zero.
