@@ -212,7 +212,8 @@ impl Collector {
         Ok(())
     }
 
-    /// Removes a source and drops its handle; returns `false` if there is no source of this kind and name.
+    /// Removes a source and drops its handle; returns `false` if there is no source of this kind and name. A
+    /// [server](SourceKind::Server) is removed by its own end only: here, `false`.
     ///
     /// Its series are missing from the next scrape of an [`Exporter`](crate::Exporter). In a recorder
     /// fed by a [`Sampler`](crate::Sampler), its gauges go to 0 at the next sample.

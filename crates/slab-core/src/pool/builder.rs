@@ -234,7 +234,8 @@ impl SlabPoolBuilder {
     /// A freed chunk is filled with a pattern, which is checked when the chunk is handed out again. If it
     /// was written to in between, that allocation panics and the chunk is never used again, unless what was written are
     /// zeros over whole aligned pieces of 64 bytes, which look like fresh memory; a second free of the same chunk
-    /// panics. [`free_raw`](SlabPool::free_raw) and [`chunk_from_raw`](SlabPool::chunk_from_raw)
+    /// panics. So each call that allocates or frees can panic, the drop of a
+    /// handle too. [`free_raw`](SlabPool::free_raw) and [`chunk_from_raw`](SlabPool::chunk_from_raw)
     /// refuse pointers to chunks that are not in use.
     ///
     /// Each allocation and free takes the slow path, and the time to read or to write the chunk.
@@ -334,8 +335,9 @@ impl SlabPoolBuilder {
     /// the heap. Building takes some 80 KiB of the stack, in a debug build 160 KiB.
     ///
     /// # Errors
-    /// A cap that does not hold one slab (in [`Mode::Ring`]: one a class) or cannot be addressed, or
-    /// a system that will not reserve, or back, the memory.
+    /// A cap that does not hold one slab (in [`Mode::Ring`]: one a class) or cannot be addressed,
+    /// [one pool too many](ConfigError::TooManyPools) in the process, or a system that will not reserve, or back,
+    /// the memory.
     pub fn build(self) -> Result<SlabPool, ConfigError> {
         let classes = ClassTable::new(self.size_classes.clone(), self.max_memory);
         Inner::open(classes, &self).map(SlabPool::from_handle)

@@ -240,8 +240,8 @@ impl SlabPool {
     }
 
     /// Allocates as [`try_alloc`](Self::try_alloc) does, for a caller that can do without: at the cap, `None` is neither
-    /// counted as [refused](crate::ClassStats::exhausted) nor logged. That the system refuses memory below the cap is, as
-    /// ever. Above the largest class it is `None`, too, and nothing is counted.
+    /// counted as [refused](crate::ClassStats::exhausted) nor logged. (If the system refuses memory below the cap, that is
+    /// counted and logged as usual.) Above the largest class it is `None`, too, and nothing is counted.
     ///
     /// ```
     /// # use slab_core::SlabPool;

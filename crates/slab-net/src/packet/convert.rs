@@ -7,7 +7,10 @@ use super::pool::PacketPool;
 use bytes::{Bytes, BytesMut};
 
 impl From<&[u8]> for PacketBuf {
-    /// Copies, into the [process-wide pool](PacketPool::default_pool).
+    /// Copies, into the [process-wide pool](PacketPool::default_pool), or else to the heap.
+    ///
+    /// # Panics
+    /// The same as [`PacketBuf::with_capacity`].
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     fn from(src: &[u8]) -> Self {
         let mut buf = Self::with_capacity(src.len());
@@ -17,7 +20,10 @@ impl From<&[u8]> for PacketBuf {
 }
 
 impl From<&str> for PacketBuf {
-    /// Copies, into the [process-wide pool](PacketPool::default_pool).
+    /// Copies, into the [process-wide pool](PacketPool::default_pool), or else to the heap.
+    ///
+    /// # Panics
+    /// The same as [`PacketBuf::with_capacity`].
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     fn from(src: &str) -> Self {
         Self::from(src.as_bytes())
@@ -25,8 +31,11 @@ impl From<&str> for PacketBuf {
 }
 
 impl Clone for PacketBuf {
-    /// Copies the contents, into the same pool. The copy of an empty buffer takes a chunk too, because
-    /// a buffer finds the pool to grow into through its memory.
+    /// Copies the contents, into the same pool, or else to the heap. The copy of an empty buffer takes a chunk
+    /// too, because a buffer finds the pool to grow into through its memory.
+    ///
+    /// # Panics
+    /// The same as [`PacketPool::with_capacity`].
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     fn clone(&self) -> Self {
         copy(self, self.pool())
@@ -53,7 +62,10 @@ impl From<PacketBuf> for Packet {
 
 impl From<Packet> for PacketBuf {
     /// [`Packet::try_into_mut`], or else a copy into the packet's pool (the [process-wide
-    /// one](PacketPool::default_pool) if it has none).
+    /// one](PacketPool::default_pool) if it has none), or else to the heap.
+    ///
+    /// # Panics
+    /// The same as [`PacketPool::with_capacity`].
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     fn from(packet: Packet) -> Self {
         match packet.try_into_mut() {

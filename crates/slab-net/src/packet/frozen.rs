@@ -496,7 +496,8 @@ impl Packet {
 
 impl Clone for Packet {
     /// Costs one atomic addition; none for static bytes. A packet is best dropped after its clones (see
-    /// [`SharedChunk::lend`]); the order of a packet and its slices does not matter.
+    /// [`SharedChunk::lend`]); the order of a packet and its slices does not matter. Beyond 2^31 handles to one
+    /// chunk, clones and slices together, the process is aborted, as by `Arc`.
     #[inline]
     fn clone(&self) -> Self {
         Self {

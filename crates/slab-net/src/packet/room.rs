@@ -127,6 +127,9 @@ impl PacketBuf {
     ///
     /// # Errors
     /// The same as [`PacketPool::try_alloc`]; the buffer is then unchanged.
+    ///
+    /// # Panics
+    /// If the buffer has no pool and [`PacketPool::default_pool`] panics.
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn try_reserve(&mut self, additional: usize) -> Result<(), AllocError> {
         if self.try_reclaim(additional) {
@@ -153,6 +156,9 @@ impl PacketBuf {
     ///
     /// # Errors
     /// The same as [`PacketPool::try_alloc`]; the buffer is then unchanged.
+    ///
+    /// # Panics
+    /// If the buffer has no pool and [`PacketPool::default_pool`] panics.
     #[inline]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn try_extend_from_slice(&mut self, extend: &[u8]) -> Result<(), AllocError> {
@@ -180,6 +186,9 @@ impl PacketBuf {
     ///
     /// # Errors
     /// The same as [`PacketPool::try_alloc`]; the buffer is then unchanged.
+    ///
+    /// # Panics
+    /// If the buffer has no pool and [`PacketPool::default_pool`] panics.
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn try_resize(&mut self, new_len: usize, value: u8) -> Result<(), AllocError> {
         let additional = new_len.saturating_sub(self.len());
@@ -269,6 +278,9 @@ impl PacketBuf {
     ///
     /// # Errors
     /// The same as [`PacketPool::try_alloc`]; the buffer is then unchanged.
+    ///
+    /// # Panics
+    /// If the buffer has no pool and [`PacketPool::default_pool`] panics.
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn try_prepend(&mut self, header: &[u8]) -> Result<(), AllocError> {
         self.try_extend_front(header.len())?;

@@ -1,5 +1,6 @@
 //! `Serialize` and `Deserialize` as byte arrays. Deserializing allocates from the process-wide pool,
-//! and returns an error if that pool and its share of the heap are used up.
+//! and returns an error if that pool and its share of the heap are used up. Panics only if
+//! [`PacketPool::default_pool`](super::pool::PacketPool::default_pool) does.
 
 use super::buf::PacketBuf;
 use super::frozen::Packet;

@@ -97,7 +97,7 @@ impl SessionConfig {
 
     /// Sets the longest datagram to send, in bytes. The two ends may differ, but an end refuses segments of more than
     /// 1500 bytes, header included, that are also longer than its own; without
-    /// [offload](super::EndpointConfig::offload), datagrams of that length. Default: 1400. What is longer than the
+    /// [offload](super::EndpointConfig::offload), datagrams of that length. 64 to 65 507; default: 1400. What is longer than the
     /// path takes arrives in fragments on Linux, as routers report it, which costs more than a shorter MTU.
     pub fn mtu(mut self, bytes: usize) -> Self {
         self.mtu = bytes;
@@ -105,7 +105,7 @@ impl SessionConfig {
     }
 
     /// Sets the most segments in flight, and the most segments received and not yet read. A session reserves memory
-    /// for its receive window only as the traffic needs it. Default: 128 each.
+    /// for its receive window only as the traffic needs it. 1 to 32 768; default: 128 each.
     ///
     /// On paths with a round trip of less than an interval, a send window below 16 is slow: the peer acknowledges at
     /// every 16th segment, or after a quarter of an [`interval`](Self::interval), 10 ms at most.
@@ -160,7 +160,8 @@ impl SessionConfig {
         self
     }
 
-    /// Sets after how long without a sign of life the peer is asked for one. Default: 15 s.
+    /// Sets after how long without a sign of life the peer is asked for one: a millisecond at least, and less than the
+    /// [idle timeout](Self::idle_timeout). Default: 15 s.
     pub fn keepalive(mut self, interval: Duration) -> Self {
         self.keepalive = interval;
         self

@@ -167,9 +167,9 @@ impl UdpReceiverBuilder {
         self
     }
 
-    /// Lets the system fragment datagrams that are longer than the path to their destination takes, by what
-    /// routers report about it (ICMP): what other sockets do unless told otherwise. A socket that is
-    /// [passed in](Self::from_std) keeps its own option (`IP_MTU_DISCOVER`) then, and loses it otherwise. Default: no.
+    /// Lets the system fragment datagrams that are longer than the path to their destination takes, as sockets
+    /// do by default; it learns how much that is from what routers report (ICMP). A socket that is
+    /// [passed in](Self::from_std) then keeps its own `IP_MTU_DISCOVER`, which is overwritten otherwise. Default: no.
     /// Linux only; ignored elsewhere. Loopback takes 64 KiB at once, so a test on it shows no difference.
     ///
     /// Without it, a datagram longer than the first link takes is refused as
@@ -195,7 +195,7 @@ impl UdpReceiverBuilder {
         self
     }
 
-    /// Lets several sockets share the address (`SO_REUSEPORT`, Unix only); the kernel distributes the
+    /// Lets several sockets share the address (`SO_REUSEPORT`; elsewhere than on Unix, binding then fails); the kernel distributes the
     /// senders over them, but each gets a copy of what is sent to a multicast group or to all (broadcast).
     /// Port 0 makes the system choose a port that no other socket has yet. Default: no.
     pub fn reuse_port(mut self, reuse: bool) -> Self {

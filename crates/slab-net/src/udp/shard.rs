@@ -10,7 +10,7 @@ use std::num::NonZeroUsize;
 use std::thread::{self, JoinHandle};
 
 impl UdpReceiverBuilder {
-    /// Binds `count` sockets to one address (`SO_REUSEPORT`, Unix only). The kernel chooses one by a
+    /// Binds `count` sockets to one address (`SO_REUSEPORT`; an error elsewhere than on Unix). The kernel chooses one by a
     /// hash of a datagram's source and destination, so that one peer's datagrams stay in order. What is
     /// sent to a multicast group or to all (broadcast) reaches each of them: use one socket for that.
     ///
@@ -105,7 +105,8 @@ impl Shard {
     }
 
     /// Starts a thread with a runtime of its own, which runs the future that `task` makes of the
-    /// receiver. On Linux the thread can be restricted to one CPU, by its number.
+    /// receiver. On Linux the thread can be restricted to one CPU, by its number;
+    /// elsewhere, to ask for that is a failure.
     ///
     /// Four shards that fill one queue until they are told to stop:
     ///

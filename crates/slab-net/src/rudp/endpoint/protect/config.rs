@@ -81,6 +81,8 @@ impl EndpointConfig {
     /// key for each run or session, random conversation numbers, and something fresh from both ends in their first
     /// messages.
     ///
+    /// In the child of a `fork`, sending panics if the system gives no random numbers for new nonces.
+    ///
     /// ```
     /// use slab_net::rudp::crypto::AesGcm;
     /// use slab_net::rudp::{EndpointConfig, SessionConfig};
