@@ -231,7 +231,7 @@ fn only_thread_cached_pools_have_magazines() {
             let stats = pool.stats();
             let class = stats.classes()[0];
             assert_eq!(class.allocs_from_depot, 1, "{mode:?}");
-            assert_eq!(class.allocs_from_magazine(), 0, "{mode:?}");
+            assert_eq!(class.allocs_from_magazine, 0, "{mode:?}");
             assert_eq!(stats.depot_exchanges(&class), 0, "{mode:?}");
         }
     }

@@ -187,7 +187,7 @@ fn served_waits_count_as_allocations_from_slabs() {
         let after = pool.stats().classes()[0];
         assert_eq!(after.allocs - before.allocs, WAITS);
         assert_eq!(after.allocs_from_slab - before.allocs_from_slab, WAITS);
-        assert_eq!(after.allocs_from_magazine(), before.allocs_from_magazine());
+        assert_eq!(after.allocs_from_magazine, before.allocs_from_magazine);
     }
 }
 

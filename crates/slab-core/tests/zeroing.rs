@@ -3,7 +3,9 @@
 mod common;
 
 use common::{MODES, fill};
-use slab_core::{Chunk, Mode, SizeClasses, SlabPool, SlabPoolBuilder};
+#[cfg(feature = "std")]
+use slab_core::Mode;
+use slab_core::{Chunk, SizeClasses, SlabPool, SlabPoolBuilder};
 use std::future::Future;
 use std::pin::pin;
 use std::ptr::NonNull;

@@ -4,9 +4,9 @@ use crate::collector::Collector;
 use crate::error::GlobalRecorderTaken;
 use crate::text::{Format, TextPage};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
-use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
+use std::{fmt, mem};
 
 /// Renders the statistics of a [`Collector`], read at the moment of the call, as a Prometheus page.
 ///
@@ -42,6 +42,7 @@ pub struct Exporter {
 struct Shared {
     collector: Collector,
     started: Instant,
+    /// What the latest page was rendered in.
     page: Mutex<TextPage>,
     /// The recorder of the program's own `counter!`, `gauge!` and `histogram!`, if one was installed here.
     global: OnceLock<PrometheusHandle>,
@@ -101,11 +102,17 @@ impl Exporter {
     }
 
     fn own_page(&self, format: Format) -> String {
-        // One page at a time: pages share the memory that they are rendered in. After a panic, the next
-        // one renders it anew.
+        // Not locked while it is rendered: with the page's handle to it a pool may end, which calls a subscriber of
+        // `tracing`, and that may want a page. One that is rendered meanwhile takes memory of its own.
+        let mut page = mem::take(&mut *self.lock_page());
+        let text = page.render(&self.shared.collector, format);
+        *self.lock_page() = page;
+        text
+    }
+
+    fn lock_page(&self) -> MutexGuard<'_, TextPage> {
         let page = self.shared.page.lock();
-        let mut page = page.unwrap_or_else(PoisonError::into_inner);
-        page.render(&self.shared.collector, format)
+        page.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Installs a recorder of `metrics-exporter-prometheus` for the whole program: what the program counts
@@ -150,7 +157,64 @@ impl fmt::Debug for Exporter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::SourceKind;
+    use crate::json::Json;
+    use crate::series::{Describe, Source};
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::mpsc;
+    use std::thread;
     use std::time::Duration;
+
+    /// A source whose reading and whose end want a page, as may the subscriber of `tracing` to which a pool that ends
+    /// reports its leaks; and which a page reads for the last time.
+    struct Ends {
+        exporter: Exporter,
+        was_read: AtomicBool,
+    }
+
+    impl Source for Ends {
+        fn describe(&self, _: &mut Describe<'_>) {}
+        fn read(&self, _: &mut Vec<u64>) {
+            if !self.was_read.swap(true, Ordering::Relaxed) {
+                assert!(self.exporter.scrape().contains("slab_build_info"));
+                let collector = self.exporter.collector();
+                assert!(collector.unregister(SourceKind::Pool, "ends"));
+            }
+        }
+        fn write_json(&self, _: &mut Json) {
+            self.read(&mut Vec::new());
+        }
+    }
+
+    impl Drop for Ends {
+        fn drop(&mut self) {
+            assert!(self.exporter.scrape().contains("slab_build_info"));
+        }
+    }
+
+    #[test]
+    fn what_a_page_reads_may_end_with_that_and_want_a_page() {
+        for render in [
+            Exporter::scrape,
+            Exporter::scrape_openmetrics,
+            Exporter::stats_json,
+        ] {
+            let exporter = Exporter::new(Collector::new());
+            let source = Ends {
+                exporter: exporter.clone(),
+                was_read: AtomicBool::new(false),
+            };
+            let source = Arc::new(source);
+            exporter
+                .collector()
+                .register(SourceKind::Pool, "ends", source)
+                .unwrap();
+            let (done, is_done) = mpsc::channel();
+            thread::spawn(move || done.send(render(&exporter).len()));
+            let limit = Duration::from_secs(60);
+            assert!(is_done.recv_timeout(limit).unwrap() > 50);
+        }
+    }
 
     #[test]
     fn the_json_has_the_uptime_in_milliseconds() {

@@ -39,7 +39,7 @@ const CLASS_ROWS: &[Row<ClassStats>] = &[
     Row(&POOL_CHUNKS, Some(("state", "free")), |c| c.in_slabs),
     Row(&POOL_IN_USE_CHUNKS_PEAK, None, |c| c.in_use_peak),
     Row(&POOL_ALLOCS_TOTAL, Some(("source", "magazine")), |c| {
-        c.allocs_from_magazine()
+        c.allocs_from_magazine
     }),
     Row(&POOL_ALLOCS_TOTAL, Some(("source", "depot")), |c| {
         c.allocs_from_depot
@@ -209,7 +209,7 @@ mod tests {
             in_depot = 1 => "slab_pool_cached_bytes place=depot", "slab_pool_chunks state=depot";
             in_slabs = 1 => "slab_pool_chunks state=free";
             in_use_peak = 1 => "slab_pool_in_use_chunks_peak";
-            allocs = 1 => "slab_pool_allocs_total source=magazine";
+            allocs_from_magazine = 1 => "slab_pool_allocs_total source=magazine";
             allocs_from_depot = 1 => "slab_pool_allocs_total source=depot";
             allocs_from_slab = 1 => "slab_pool_allocs_total source=slab";
             frees = 1 => "slab_pool_frees_total path=local";

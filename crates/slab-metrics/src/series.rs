@@ -91,11 +91,11 @@ impl Registered {
 
     /// [Reads](Source::read) the source, with counters that are at least what they were.
     pub(crate) fn read(&self, values: &mut Vec<u64>) {
-        // Locked while reading, so that the later of two readers has the later values. A panic in between
-        // leaves values that are at worst old.
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let first = values.len();
+        // Not locked: what the source reads may end with that, and a pool's end calls a subscriber of `tracing`, which
+        // may want a page.
         self.source.read(values);
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         debug_assert_eq!(values.len() - first, self.is_counter.len());
         let values = values[first..].iter_mut();
         for ((value, last), &is_counter) in values.zip(&mut *last).zip(&self.is_counter) {

@@ -118,6 +118,23 @@ impl Inner {
         remote
     }
 
+    /// Returns how many of the allocations magazines served. A batch on its way between a magazine and the depot counts
+    /// as in use, and so as allocated: a later snapshot would tell less.
+    #[inline(always)]
+    fn allocs_from_magazine(
+        &self,
+        _slabs_locked: &SlabLayer,
+        class: u8,
+        allocs: u64,
+        tally: &Tally,
+    ) -> u64 {
+        let mark = &self.uncached[usize::from(class)].from_magazine;
+        let now = allocs.saturating_sub(tally.from_depot + tally.from_slab);
+        let most = now.max(mark.load(Ordering::Relaxed));
+        mark.store(most, Ordering::Relaxed);
+        most
+    }
+
     pub(crate) fn update_in_use_peak(&self, class: u8) {
         let mut layer = self.slabs.lock();
         let registry = self.registry.lock();
@@ -191,6 +208,13 @@ impl Inner {
         let committed = owned.slabs * u64::from(geometry.chunks_per_slab);
         let tally = self.tally(registry, class);
         let counts = self.count_chunks(owned, class, &tally);
+        // Without magazines each one was counted where it was served. Derived, one whose free is under way
+        // would be taken for two, the second from a magazine.
+        let allocs = if self.has_magazines() {
+            tally.frees + counts.in_use
+        } else {
+            tally.from_depot + tally.from_slab
+        };
         write_in_place!(
             to,
             ClassStats {
@@ -203,13 +227,8 @@ impl Inner {
                 in_magazines: counts.in_magazines,
                 in_depot: counts.in_depot,
                 in_use_peak: self.raise_in_use_peak(layer, class, counts.in_use),
-                // Without magazines each one was counted where it was served. Derived, one whose free is under way
-                // would be taken for two, the second from a magazine.
-                allocs: if self.has_magazines() {
-                    tally.frees + counts.in_use
-                } else {
-                    tally.from_depot + tally.from_slab
-                },
+                allocs: allocs,
+                allocs_from_magazine: self.allocs_from_magazine(layer, class, allocs, &tally),
                 chunk_bytes: geometry.bytes,
                 committed_bytes: owned.slabs as usize * self.arena.slab_bytes(),
                 committed_chunks: committed,
@@ -244,8 +263,30 @@ mod tests {
         // As another thread sees a free that has been counted, and whose chunk is not in the batch yet.
         let class = pool.stats().classes[0];
         assert_eq!((class.frees, class.allocs), (1, 1));
-        assert_eq!(class.allocs_from_magazine(), 0);
+        assert_eq!(class.allocs_from_magazine, 0);
         inner.depot.put_in(0, &mut open, unit);
         inner.depot.note_open(0, &open);
+    }
+
+    /// As Prometheus would take it for a restart.
+    #[test]
+    fn allocations_from_magazines_do_not_fall_after_a_batch_on_its_way_was_counted() {
+        let pool = SlabPool::builder().max_memory(1 << 20).build().unwrap();
+        let chunks: Vec<_> = (0..200).map(|_| pool.try_alloc(64).unwrap()).collect();
+        drop(chunks);
+        let (inner, shown) = (pool.inner(), || {
+            let class = pool.stats().classes[0];
+            (class.in_use, class.allocs, class.allocs_from_magazine)
+        });
+        let (_, allocs, from_magazine) = shown();
+        let mut during = None;
+        let taken = inner.depot.pop_batch(0, 0, |units| {
+            during = Some(shown());
+            inner.depot.push_batch(0, 0, units);
+        }) as u64;
+        assert!(taken > 1);
+        let more = from_magazine + taken;
+        assert_eq!(during, Some((taken, allocs + taken, more)));
+        assert_eq!(shown(), (0, allocs, more));
     }
 }

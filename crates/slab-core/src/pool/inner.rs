@@ -98,6 +98,8 @@ pub(crate) struct Uncached {
     pub(crate) waiters_refused: AtomicU64,
     pub(crate) exhaustion: Episode,
     pub(crate) in_use_peak: AtomicU64,
+    /// The most allocations from magazines that a snapshot has shown.
+    pub(crate) from_magazine: AtomicU64,
     /// The latest snapshot's frees, split so that neither part ever falls.
     pub(crate) frees_local: AtomicU64,
     pub(crate) frees_remote: AtomicU64,
@@ -284,6 +286,7 @@ impl Inner {
                 waiters_refused: AtomicU64::new(0),
                 exhaustion: Episode::new(),
                 in_use_peak: AtomicU64::new(0),
+                from_magazine: AtomicU64::new(0),
                 frees_local: AtomicU64::new(0),
                 frees_remote: AtomicU64::new(0),
                 ended_remote: AtomicU64::new(0),
