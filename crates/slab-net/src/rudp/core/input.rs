@@ -10,6 +10,7 @@ use super::receive::{BatchBuffer, Inserted, Measured};
 use super::recovery::{Verdict, micros};
 use super::send::{Cause, Slot, State};
 use super::sn::{before, diff};
+use super::undo::Undo;
 use super::{MAX_FRAGMENTS, Session, Side};
 use crate::packet::Packet;
 use bytes::Buf;
@@ -275,8 +276,9 @@ impl Session {
             self.recovery.arrived(slot.serial);
             if slot.cause == Cause::Tail {
                 // The probe was what arrived, so the segment had been lost (RFC 8985, 7.4).
-                self.reduce(slot.serial);
+                self.reduce(slot.serial, Undo::Never);
             }
+            self.on_last_arrived(&slot);
             if digest.sample.is_none_or(|(serial, _)| serial < slot.serial) {
                 digest.sample = Some((slot.serial, rtt));
             }
@@ -348,12 +350,18 @@ impl Session {
     /// Applies what all segments of the datagram say together: windows, losses, and whether all is sent.
     fn apply_digest(&mut self, digest: &Digest) {
         let mut acknowledged = digest.acknowledged;
+        // First, so that it is known how long what was sent again would have taken.
+        if let Some((_, rtt)) = digest.sample {
+            self.recovery.sample(rtt);
+            self.measure(|measures| measures.round_trip(rtt));
+        }
         if let Some((una, window)) = digest.una {
             while before(self.send.una(), una) {
                 let sn = self.send.una();
                 let slot = *self.send.slot(sn);
                 if slot.transmissions == 1 {
                     self.recovery.arrived(slot.serial);
+                    self.on_last_arrived(&slot);
                 } else if self.is_too_soon(&slot) {
                     self.on_needless(&slot);
                 }
@@ -364,16 +372,13 @@ impl Session {
                 return self.end(CloseReason::Reset);
             }
         }
-        if let Some((_, rtt)) = digest.sample {
-            self.recovery.sample(rtt);
-            self.measure(|measures| measures.round_trip(rtt));
-        }
         if self.send.is_empty() {
             self.path.unanswered_since = 0;
         }
         self.measure_window();
         if acknowledged > 0 {
             self.recovery.progress();
+            self.progress_at = self.now;
             self.tail_probed = false;
             self.control.acknowledged(&Progress {
                 segments: acknowledged,
@@ -408,6 +413,7 @@ impl Session {
             self.stats.retransmits_spurious += 1;
             self.recovery
                 .spurious(slot.serial, self.send.serial(), slot.doubled);
+            self.on_earlier_arrived(slot);
         }
     }
 
@@ -501,7 +507,7 @@ impl Session {
                     // The path has not lost what the peer had no room for.
                     if !self.is_beyond_window(sn) {
                         self.recovery.lost();
-                        self.reduce(slot.serial);
+                        self.reduce(slot.serial, Undo::TakenForLost(0));
                     }
                     if !self.mark_lost(sn, Cause::Fast) {
                         return;
@@ -512,9 +518,10 @@ impl Session {
     }
 
     /// A transmission was lost: tells the congestion control, once a round trip.
-    fn reduce(&mut self, serial: u64) {
+    fn reduce(&mut self, serial: u64, undo: Undo) {
         if serial > self.reduced_at {
             self.reduced_at = self.send.serial();
+            self.undo = undo;
             self.control.lost(self.send.outstanding());
         }
     }
@@ -529,6 +536,7 @@ impl Session {
             return false;
         }
         self.send.mark_lost(sn, cause);
+        self.on_taken_for_lost(cause);
         true
     }
 }

@@ -11,6 +11,7 @@
 //! | `train` | how fast segments arrive, which says how large a window is useful |
 //! | `send`, `blocks` | segments queued or in flight, and their memory |
 //! | `recovery`, `congestion` | what is lost, and how much may be in flight |
+//! | `undo` | when it turns out that nothing was lost |
 //! | `datagrams` | unreliable datagrams |
 //! | `ack` | acknowledgements that are owed |
 //! | `counts` | the session's counters |
@@ -32,6 +33,7 @@ mod send;
 mod sn;
 mod timers;
 mod train;
+mod undo;
 
 pub(super) use close::{REMINDER_INTERVAL, needs_reminder, not_known};
 pub use output::Outgoing;
@@ -56,6 +58,7 @@ use receive::ReceiveQueue;
 use recovery::Recovery;
 use send::SendQueue;
 use std::sync::Arc;
+use undo::Undo;
 
 /// The most segments of a message, whatever the windows: some implementations take the number 255 for -1.
 pub(super) const MAX_FRAGMENTS: u32 = 255;
@@ -144,6 +147,9 @@ pub struct Session {
     undelivered: bool,
     /// The last transmission whose loss the last reduction of the congestion window already covers.
     reduced_at: u64,
+    undo: Undo,
+    /// When something new was last acknowledged.
+    progress_at: Time,
     /// When the next segment is taken for lost unless something arrives.
     loss_at: Option<Time>,
     /// A tail-loss probe was made, and nothing was acknowledged since.
@@ -368,6 +374,8 @@ impl Session {
             send_not_receiving: false,
             undelivered: false,
             reduced_at: 0,
+            undo: Undo::Never,
+            progress_at: now,
             loss_at: None,
             tail_probed: false,
             probe: None,

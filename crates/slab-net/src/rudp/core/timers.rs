@@ -6,6 +6,7 @@ use super::super::wire::HEADER_BYTES;
 use super::Session;
 use super::close::Phase;
 use super::send::Cause;
+use super::undo::Undo;
 use core::num::NonZeroU32;
 use core::time::Duration;
 
@@ -105,7 +106,13 @@ impl Session {
             return None;
         }
         let oldest = self.send.slot(self.send.oldest()?);
-        Some(oldest.sent_at + self.recovery.timeout())
+        // What is paced waits in the path's queue behind others, whose acknowledgements show that it moves (RFC 6298,
+        // 5.3). Without a congestion control, each segment has its own time, as in KCP.
+        let since = match self.rate {
+            Some(_) => oldest.sent_at.max(self.progress_at),
+            None => oldest.sent_at,
+        };
+        Some(since + self.recovery.timeout())
     }
 
     /// When the last segment is sent again, so that its acknowledgement tells what became of the others: the
@@ -270,6 +277,7 @@ impl Session {
         // Time-outs that follow without an acknowledgement belong to the same loss, often to the rest of one
         // flight: the threshold that the first one set stays (RFC 5681, 3.1).
         if !self.recovery.is_backing_off() {
+            self.undo = Undo::Overdue;
             self.control.timed_out();
         }
         self.recovery.timed_out();

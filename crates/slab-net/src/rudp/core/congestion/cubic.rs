@@ -31,6 +31,8 @@ pub(in super::super) struct Cubic {
     epoch: Option<(Time, f64)>,
     /// When something was last acknowledged, to leave idle time out of the epoch (5.8).
     last: Option<Time>,
+    /// `cwnd`, `ssthresh`, `w_max` and `cwnd_prior` before the last reduction.
+    before: [f64; 4],
 }
 
 impl Default for Cubic {
@@ -43,11 +45,16 @@ impl Default for Cubic {
             w_est: 0.0,
             epoch: None,
             last: None,
+            before: [WINDOW_INITIAL.into(), f64::INFINITY, 0.0, 0.0],
         }
     }
 }
 
 impl Cubic {
+    fn keep(&mut self) {
+        self.before = [self.window, self.threshold, self.w_max, self.cwnd_prior];
+    }
+
     /// Congestion avoidance (4.2 to 4.5), for the segments acknowledged.
     fn congestion_avoidance(&mut self, progress: &Progress) {
         let segments = f64::from(progress.segments);
@@ -106,6 +113,7 @@ impl CongestionControl for Cubic {
     }
 
     fn lost(&mut self, outstanding: u32) {
+        self.keep();
         self.cwnd_prior = self.window;
         // Fast convergence: the path has less room than before (4.7).
         self.w_max = if self.window < self.w_max {
@@ -120,10 +128,18 @@ impl CongestionControl for Cubic {
     }
 
     fn timed_out(&mut self) {
+        self.keep();
         self.cwnd_prior = self.window;
         self.threshold = (self.window * BETA).max(THRESHOLD_MIN.into());
         self.window = 1.0;
         self.w_max = 0.0;
+        self.epoch = None;
+    }
+
+    fn undo(&mut self) {
+        let window;
+        [window, self.threshold, self.w_max, self.cwnd_prior] = self.before;
+        self.window = self.window.max(window);
         self.epoch = None;
     }
 }
@@ -161,6 +177,28 @@ mod tests {
         cubic.lost(80);
         assert_eq!(cubic.window(), 56);
         assert!(!cubic.in_slow_start());
+    }
+
+    #[test]
+    fn what_was_needless_is_taken_back() {
+        let (mut cubic, mut now) = (Cubic::default(), Time::ZERO);
+        run(&mut cubic, &mut now, 3);
+        cubic.lost(80);
+        run(&mut cubic, &mut now, 3);
+        let kept = |cubic: &Cubic| [cubic.window, cubic.threshold, cubic.w_max, cubic.cwnd_prior];
+        let before = kept(&cubic);
+        for reduce in [|cubic: &mut Cubic| cubic.lost(60), Cubic::timed_out] {
+            reduce(&mut cubic);
+            assert!(cubic.window < before[0]);
+            cubic.undo();
+            assert_eq!(kept(&cubic), before);
+        }
+        cubic.timed_out();
+        run(&mut cubic, &mut now, 60);
+        let grown = cubic.window;
+        assert!(grown > before[0]);
+        cubic.undo();
+        assert_eq!(cubic.window, grown, "no smaller");
     }
 
     /// On the RFC's curve, the window is `K` seconds after a loss where it was at the loss.

@@ -56,6 +56,8 @@ trait CongestionControl: core::fmt::Debug {
     fn lost(&mut self, outstanding: u32);
     /// No acknowledgement came in time. Called once until an acknowledgement comes.
     fn timed_out(&mut self);
+    /// The last of these two was needless: the window is again what it was, or what it has become if that is more.
+    fn undo(&mut self);
 }
 
 /// The control of a session.
@@ -121,6 +123,12 @@ impl Control {
     pub(super) fn timed_out(&mut self) {
         if let Some(control) = self.get_mut() {
             control.timed_out();
+        }
+    }
+
+    pub(super) fn undo(&mut self) {
+        if let Some(control) = self.get_mut() {
+            control.undo();
         }
     }
 }

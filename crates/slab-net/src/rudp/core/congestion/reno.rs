@@ -10,6 +10,8 @@ pub(in super::super) struct Reno {
     threshold: u32,
     /// Segments acknowledged since the window last grew, above the threshold.
     credit: u32,
+    /// Window and threshold before the last reduction.
+    before: (u32, u32),
 }
 
 impl Default for Reno {
@@ -18,6 +20,7 @@ impl Default for Reno {
             window: WINDOW_INITIAL,
             threshold: u32::MAX,
             credit: 0,
+            before: (WINDOW_INITIAL, u32::MAX),
         }
     }
 }
@@ -47,6 +50,7 @@ impl CongestionControl for Reno {
     }
 
     fn lost(&mut self, outstanding: u32) {
+        self.before = (self.window, self.threshold);
         // More may be outstanding than the window: segments of a larger window, lost and no longer in the network.
         self.threshold = (outstanding.min(self.window) / 2).max(THRESHOLD_MIN);
         self.window = self.threshold;
@@ -54,9 +58,16 @@ impl CongestionControl for Reno {
     }
 
     fn timed_out(&mut self) {
+        self.before = (self.window, self.threshold);
         self.threshold = (self.window / 2).max(THRESHOLD_MIN);
         self.window = 1;
         self.credit = 0;
+    }
+
+    fn undo(&mut self) {
+        let (window, threshold) = self.before;
+        self.window = self.window.max(window);
+        self.threshold = threshold;
     }
 }
 
@@ -81,7 +92,7 @@ mod tests {
         let mut reno = Reno {
             window: 1,
             threshold: 8,
-            credit: 0,
+            ..Reno::default()
         };
         acknowledge(&mut reno, 7, 1000);
         assert_eq!(reno.window(), 8);
@@ -118,12 +129,33 @@ mod tests {
         let mut reno = Reno {
             window: 80,
             threshold: 40,
-            credit: 0,
+            ..Reno::default()
         };
         acknowledge(&mut reno, 8, 0);
         assert_eq!(reno.window(), 80);
         acknowledge(&mut reno, 80, 100);
         assert_eq!(reno.window(), 81);
+    }
+
+    #[test]
+    fn what_was_needless_is_taken_back() {
+        let mut reno = Reno {
+            window: 80,
+            threshold: 60,
+            ..Reno::default()
+        };
+        for reduce in [|reno: &mut Reno| reno.lost(80), Reno::timed_out] {
+            reduce(&mut reno);
+            assert!(reno.window() <= 40 && reno.threshold == 40);
+            reno.undo();
+            assert_eq!((reno.window(), reno.threshold), (80, 60));
+        }
+        reno.timed_out();
+        acknowledge(&mut reno, 200, 1000);
+        let grown = reno.window();
+        reno.before = (20, 30);
+        reno.undo();
+        assert_eq!((reno.window(), reno.threshold), (grown, 30), "no smaller");
     }
 
     #[test]
