@@ -355,6 +355,76 @@ fn a_window_that_was_asked_back_is_not_used_again() {
     assert_eq!(world.ends[0].stats().sent_segments - before, 32);
 }
 
+/// What both ends of a pair have to say now, a millisecond later; returns whether the client asked for the window,
+/// in which case nothing of the client's arrives if that is to be lost.
+fn exchange(pair: &mut Pair, lose_questions: bool) -> bool {
+    pair.now = pair.now + MS;
+    let before = pair.client.stats().probes;
+    let to_server = transmit(&mut pair.client, pair.now);
+    let asked = pair.client.stats().probes > before;
+    let to_client = transmit(&mut pair.server, pair.now);
+    let to_server = if asked && lose_questions {
+        Vec::new()
+    } else {
+        to_server
+    };
+    for (end, datagrams) in [(&mut pair.server, to_server), (&mut pair.client, to_client)] {
+        for datagram in datagrams {
+            let datagram = pair.pool.try_copy_from_slice(&datagram).unwrap();
+            end.handle_datagram(pair.now, datagram).unwrap();
+        }
+    }
+    asked
+}
+
+/// The question that tells a smaller window is lost, and the peer tells its own window because its reader is back: it
+/// may still send what it was promised before.
+#[test]
+fn a_window_told_unasked_is_no_answer_to_a_question_that_was_lost() {
+    let mut pair = Pair::with_config(SessionConfig::fast().window(256, 256));
+    let first = pair.client.reserved_bytes();
+    pair.client.send_slice(b"hello").unwrap();
+    for _ in 0..400 {
+        while pair.server.send_slice(&[7; 1000]).is_ok() {}
+        exchange(&mut pair, false);
+        while pair.client.recv().is_some() {}
+    }
+    pair.settle();
+    while pair.client.recv().is_some() {}
+    while pair.server.recv().is_some() {}
+    let grown = pair.client.reserved_bytes();
+    assert!(grown > 2 * first, "{first} {grown}");
+
+    for _ in 0..20 {
+        pair.client.send_slice(&[1; 1000]).unwrap();
+    }
+    for _ in 0..200 {
+        exchange(&mut pair, false);
+    }
+    while !exchange(&mut pair, true) {}
+    for _ in 0..20 {
+        exchange(&mut pair, true);
+    }
+    while pair.server.recv().is_some() {}
+    for _ in 0..20 {
+        exchange(&mut pair, true);
+    }
+    assert_eq!(pair.client.reserved_bytes(), grown);
+    for _ in 0..60 {
+        pair.server.send_slice(&[7; 1000]).unwrap();
+    }
+    for _ in 0..20 {
+        exchange(&mut pair, true);
+    }
+    assert_eq!(pair.client.stats().dropped_beyond_window, 0);
+    while pair.client.recv().is_some() {}
+    // Once it is heard, the memory comes back.
+    while pair.client.reserved_bytes() > first {
+        exchange(&mut pair, false);
+        assert!(pair.now < Time::from_micros(100_000_000));
+    }
+}
+
 /// Its questions restart the time after which this end would ask.
 #[test]
 fn a_grown_window_shrinks_although_the_peer_asks_more_often() {

@@ -238,10 +238,11 @@ impl Session {
         self.send.room() >= beyond.div_ceil(2) || self.send.is_empty()
     }
 
-    /// Returns `true` if everything queued for sending has been acknowledged.
+    /// Returns `true` if everything queued for sending has been acknowledged: never once the session has ended without
+    /// that.
     #[must_use]
     pub fn is_sent(&self) -> bool {
-        self.send.is_empty()
+        self.send.is_empty() && !self.undelivered
     }
 }
 

@@ -205,7 +205,9 @@ impl Session {
             return; // Its sender has not seen the question.
         }
         let owed = core::mem::take(&mut self.peer.wask_unanswered);
-        if owed {
+        // One that brings news may have been sent unasked, by a peer that has not heard the question.
+        let edge = header.una.wrapping_add(header.wnd.into());
+        if owed && !before(self.peer.window_edge, edge) {
             self.receive.apply_narrow();
         }
         let took = self.peer.wask_sent_at.map(|at| self.now.since(at));
@@ -316,6 +318,10 @@ impl Session {
             }
             _ => segment,
         };
+        // When the datagram was checked, the segments in front of this one there had no places yet.
+        if !self.receive.is_frg_consistent(sn, header.frg, None) {
+            return self.stats.reject(Rejection::TooManyFragments);
+        }
         let inserted = self
             .receive
             .insert(place, now, header.frg, segment, &self.pool, batch);

@@ -1,11 +1,10 @@
 //! Round-trip time, and when a segment is taken for lost.
 //!
 //! The time-out is KCP's, which is that of RFC 6298; with a congestion control it is restarted by progress, as there.
-//! Losses are found as in RFC 8985 (RACK): every transmission has
-//! a number and a time, and once one is known to have arrived, earlier transmissions are lost if they are too many
-//! transmissions or too long behind it. A retransmission is a transmission like any other, so its loss is found the
-//! same way, again and again. Because an ACK echoes the time of the transmission that arrived, there is no doubt
-//! which one it was.
+//! Losses are found as in RFC 8985 (RACK): every transmission has a number and a time, and once one is known to have
+//! arrived, earlier transmissions are lost if they are too many transmissions or too long behind it. A retransmission
+//! is a transmission like any other, so its loss is found the same way, again and again. Because an ACK echoes the
+//! time of the transmission that arrived, there is no doubt which one it was.
 
 use super::super::config::SessionConfig;
 use super::super::time::Time;

@@ -312,7 +312,7 @@ impl Connection {
         self.with(|inner| inner.session.abort());
     }
 
-    /// Returns `true` if everything that was sent is acknowledged.
+    /// Returns `true` if everything that was sent is acknowledged: never once the session has ended without that.
     #[must_use]
     pub fn is_sent(&self) -> bool {
         self.link().lock().session.is_sent()
