@@ -118,6 +118,7 @@ impl Session {
             outstanding: self.send.outstanding(),
             ..Digest::default()
         };
+        let mut has_push = false;
         // Where the rest of the datagram begins.
         let mut cut = 0;
         let mut at = 0;
@@ -139,6 +140,13 @@ impl Session {
             match header.cmd {
                 Command::Ack => self.on_ack(&header, &mut digest),
                 Command::Push => {
+                    let behind_another = core::mem::replace(&mut has_push, true);
+                    // When the datagram was checked, the one in front had no place yet.
+                    let (sn, frg) = (header.sn, header.frg);
+                    if behind_another && !self.receive.is_frg_consistent(sn, frg, None) {
+                        self.stats.reject(Rejection::TooManyFragments);
+                        continue;
+                    }
                     let end = datagram.len() + cut;
                     let segment = take_payload(&mut datagram, &mut cut, payload, end);
                     self.on_push(&header, segment, batch);
@@ -318,10 +326,6 @@ impl Session {
             }
             _ => segment,
         };
-        // When the datagram was checked, the segments in front of this one there had no places yet.
-        if !self.receive.is_frg_consistent(sn, header.frg, None) {
-            return self.stats.reject(Rejection::TooManyFragments);
-        }
         let inserted = self
             .receive
             .insert(place, now, header.frg, segment, &self.pool, batch);
