@@ -130,9 +130,11 @@ impl Inner {
     ) -> u64 {
         let mark = &self.uncached[usize::from(class)].from_magazine;
         let now = allocs.saturating_sub(tally.from_depot + tally.from_slab);
-        let most = now.max(mark.load(Ordering::Relaxed));
-        mark.store(most, Ordering::Relaxed);
-        most
+        let before = mark.load(Ordering::Relaxed);
+        if now > before {
+            mark.store(now, Ordering::Relaxed);
+        }
+        now.max(before)
     }
 
     pub(crate) fn update_in_use_peak(&self, class: u8) {
