@@ -307,6 +307,12 @@ impl PacketPool {
         PacketBuf::from_heap(least, most, self.headroom, Arc::clone(&self.settings))
     }
 
+    /// Whether the heap limit leaves, at this moment, a buffer of this capacity.
+    pub(super) fn heap_leaves(&self, capacity: usize) -> bool {
+        let room = self.headroom() + self.tailroom();
+        self.settings.heap_left() >= capacity.saturating_add(room) as u64
+    }
+
     /// Like [`with_capacity`](Self::with_capacity), but from the heap only, and `None` where that
     /// panics.
     pub(crate) fn try_from_heap(&self, capacity: usize) -> Option<PacketBuf> {

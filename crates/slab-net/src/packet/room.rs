@@ -10,10 +10,10 @@ use slab_core::AllocError;
 /// Which contents may be moved to the front of their own chunk.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Shift {
-    /// Contents no longer than the bytes consumed in front of them: the cost is then proportional to
-    /// that of consuming those.
+    /// Contents no longer than the distance, which is that of the bytes consumed in front of them: the cost is
+    /// then proportional to that of consuming those. They keep the pool's headroom.
     Cheap,
-    /// Contents of any length, for when there is no other memory.
+    /// Contents of any length, for when there is no other memory. If need be, at the cost of the headroom.
     Any,
 }
 
@@ -41,14 +41,15 @@ impl PacketBuf {
     ///
     /// This happens in place if the chunk has the room and no other handle to it is alive: either
     /// behind the contents, or by moving the contents to the front, if they are no longer than the
-    /// distance. Otherwise the contents move to another chunk: of the smallest class that holds them,
-    /// or, if this handle is the end of a chunk whose front was split off, of the same class as now (so
-    /// that a receive buffer keeps its size). Bytes behind the contents are not preserved.
+    /// distance and that leaves the pool's headroom. Otherwise the contents move to another chunk: of the smallest
+    /// class that holds them; of one that holds twice as much, if only their length kept them from
+    /// moving to the front; or, if this handle is the end of a chunk whose front was split off, of the same
+    /// class as now (so that a receive buffer keeps its size). Bytes behind the contents are not preserved.
     ///
-    /// If the pool cannot serve the request, the contents move to the front however long they are; if
+    /// If the pool cannot serve the request, the contents of a chunk move to the front however long they are; if
     /// that does not make enough room either, the heap serves it, by [the pool's
-    /// policy](PacketPool#when-the-pool-is-at-its-cap). [`try_reserve`](Self::try_reserve) returns the
-    /// error instead.
+    /// policy](PacketPool#when-the-pool-is-at-its-cap), with twice the capacity if its limit leaves that much.
+    /// [`try_reserve`](Self::try_reserve) returns the error instead.
     ///
     /// ```
     /// # use slab_net::PacketBuf;
@@ -101,15 +102,27 @@ impl PacketBuf {
             return Err(Refusal::Overflow);
         };
         let pool = self.growth_pool();
-        if self.move_to(&pool, needed).is_ok() || self.reclaim(additional, Shift::Any) {
+        if self.move_to(&pool, needed).is_ok() {
             return Ok(());
         }
         // Doubled if possible, so that appending byte by byte copies each byte a bounded number of times.
         let doubled = self.capacity() * 2;
-        let mut moved = pool.heap_fallback_up_to(needed, doubled)?;
-        moved.extend_from_slice(self.as_slice());
-        *self = moved;
-        Ok(())
+        // A chunk is used on rather than exchanged for heap. A block of the heap is used on only if the limit leaves
+        // none twice as large: its contents would move again after as few bytes as were consumed now.
+        let is_used_on = self.owner.as_chunk().is_some() || !pool.heap_leaves(doubled);
+        if is_used_on && self.reclaim(additional, Shift::Any) {
+            return Ok(());
+        }
+        match pool.heap_fallback_up_to(needed, doubled) {
+            Ok(mut moved) => {
+                moved.extend_from_slice(self.as_slice());
+                *self = moved;
+                Ok(())
+            }
+            // Others have taken what the limit left, or no block is so large.
+            Err(_) if self.reclaim(additional, Shift::Any) => Ok(()),
+            Err(refusal) => Err(refusal),
+        }
     }
 
     /// Like [`reserve`](Self::reserve), but takes memory from the pool only.
@@ -200,7 +213,7 @@ impl PacketBuf {
     }
 
     /// Makes room for at least `additional` more bytes behind the contents if this can be done in
-    /// place. Returns whether it could.
+    /// place, without long contents being moved and with the pool's headroom left. Returns whether it could.
     ///
     /// ```
     /// # use slab_net::PacketBuf;
@@ -445,11 +458,15 @@ impl PacketBuf {
             unsafe { self.set_range(self.ptr, narrow(len), cap) };
             return true;
         }
+        // Spares the look into the list of all pools.
         if shift == Shift::Cheap && offset < len {
             return false;
         }
         let headroom = self.pool().map_or(0, |pool| pool.headroom());
         let front = headroom.min(capacity - needed);
+        if shift == Shift::Cheap && (front < headroom || offset - front < len) {
+            return false;
+        }
         // SAFETY: `front` is within the block.
         let target = unsafe { start.add(front) };
         // SAFETY: both ranges lie in the block, which is ours alone.
@@ -464,7 +481,8 @@ impl PacketBuf {
     fn move_to(&mut self, pool: &PacketPool, needed: usize) -> Result<(), AllocError> {
         let requested = self.capacity_to_request(pool, needed);
         let moved = match pool.try_alloc(requested) {
-            Err(_) if requested > needed => pool.try_alloc(needed),
+            // Not instead of a chunk that can be used on.
+            Err(_) if requested > needed && !self.owner.is_unique() => pool.try_alloc(needed),
             result => result,
         };
         let mut moved = moved?;
@@ -473,17 +491,22 @@ impl PacketBuf {
         Ok(())
     }
 
-    /// Returns `needed`, or enough to fill a chunk like the present one if this handle is that one's
-    /// end.
+    /// Returns `needed`; or twice the contents, if a chunk like the present one would have to be left as soon; or
+    /// enough to fill a chunk like the present one, if this handle is the end of that one, which others use too.
     fn capacity_to_request(&self, pool: &PacketPool, needed: usize) -> usize {
         let Some(chunk) = self.owner.as_chunk() else {
             return needed;
         };
+        let room = pool.headroom() + pool.tailroom();
+        if chunk.is_unique() && chunk.capacity() >= needed.saturating_add(room) {
+            // It is large enough; only the length of the contents keeps it from being used on.
+            let most = pool.slab().size_classes().largest().saturating_sub(room);
+            return needed.max((2 * self.len()).min(most));
+        }
         let end = chunk.as_ptr().addr().get() + chunk.capacity();
         if chunk.is_unique() || self.ptr.addr().get() + self.capacity() != end {
             return needed;
         }
-        let room = pool.headroom() + pool.tailroom();
         needed.max(chunk.capacity().saturating_sub(room))
     }
 

@@ -82,6 +82,12 @@ impl Settings {
         Self::new(slab, 0, 0, COMPACT_RATIO, usize::MAX)
     }
 
+    /// The bytes that the heap limit leaves at this moment.
+    pub(super) fn heap_left(&self) -> u64 {
+        let now = self.heap_bytes.load(Ordering::Relaxed);
+        self.max_heap_memory.saturating_sub(now)
+    }
+
     /// Sets aside `most` bytes of heap, or as many as the limit leaves, and returns their number; refuses
     /// if that is less than `least`.
     ///
