@@ -9,6 +9,8 @@ use slab_net::pipeline::{
 };
 use slab_net::udp::{Coalescing, SocketStats, Transmit, UdpReceiver, UdpSender};
 use std::future::{pending, ready};
+#[cfg(target_os = "linux")]
+use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::time::Duration;
@@ -264,6 +266,27 @@ fn a_lasting_receive_error_ends_forward() {
         assert_all_accounted_for(10, &report.socket, &[monitor]);
     });
     assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
+/// For reading: to tokio it is readable ever after.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_socket_that_was_shut_down_ends_forward() {
+    let pool = pool();
+    let receiver = bind(&pool);
+    send_ten(receiver.local_addr()).await;
+    let _ = socket2::SockRef::from(&receiver).shutdown(std::net::Shutdown::Read);
+    let (sender, batches) = queue(16.try_into().unwrap(), Overflow::Wait);
+    let monitor = batches.monitor();
+    let all = tokio::time::timeout(HANG, forward(receiver, sender, pending()));
+    let report = all.await.expect("tries for ever");
+    assert_eq!(report.ended, Ended::Failed(ErrorKind::NotConnected));
+    assert_eq!(report.receive_errors, 64);
+    for n in 0..10_u8 {
+        assert_eq!(batches.recv().await.unwrap().contents(), [n]);
+    }
+    assert!(batches.recv().await.is_none());
+    assert_all_accounted_for(10, &report.socket, &[monitor]);
 }
 
 /// Every other read fails, and there is no pause between them.

@@ -369,3 +369,17 @@ async fn a_subscriber_that_panics_costs_neither_buffers_nor_datagrams() {
     assert_eq!((stats.received_datagrams, stats.dropped()), (4, 1));
     assert_eq!(stats.dropped_truncated, 1);
 }
+
+/// As it is with a receiver into pool memory.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_receiver_that_was_shut_down_delivers_what_is_queued_and_fails() {
+    let mut receiver = bind(1 << 20);
+    let ten = Transmit::new(&[7; 1000], receiver.local_addr()).segment_size(100);
+    receiver.sender().send(&ten).await.unwrap();
+    let _ = socket2::SockRef::from(&receiver).shutdown(std::net::Shutdown::Read);
+    assert_eq!(receive(&mut receiver, 10).await, vec![vec![7; 100]; 10]);
+    let received = tokio::time::timeout(HANG, receiver.recv()).await;
+    let error = received.expect("tries for ever").unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::NotConnected);
+}

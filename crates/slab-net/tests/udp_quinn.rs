@@ -19,6 +19,9 @@ use std::sync::Arc;
 use udp_common::warnings::on_event;
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+/// Limits only how long a broken test takes to fail.
+#[cfg(target_os = "linux")]
+const HANG: std::time::Duration = std::time::Duration::from_secs(20);
 
 fn configs() -> (ServerConfig, ClientConfig) {
     let made = rcgen::generate_simple_self_signed(vec!["localhost".into()]).unwrap();
@@ -213,6 +216,26 @@ async fn quinn_metadata_matches_the_kernel_in_both_directions() {
     );
     assert_eq!((stats.dropped_truncated, stats.dropped()), (1, 1));
     assert_eq!(stats.received_bytes - stats.dropped_bytes(), 4 * 8 + 5);
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn quinn_is_told_that_its_socket_was_shut_down_after_what_is_queued() {
+    let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+    let receiver = UdpReceiver::bind(ANY, &pool).unwrap();
+    let one = Transmit::new(b"one", receiver.local_addr());
+    receiver.sender().send(&one).await.unwrap();
+    let _ = socket2::SockRef::from(&receiver).shutdown(std::net::Shutdown::Read);
+    let socket = receiver.into_quinn();
+    assert_eq!(recv_once(&socket, 64 << 10).await.1, b"one");
+    let (mut buffer, mut meta) = ([0; 100], [quinn::udp::RecvMeta::default()]);
+    let read = std::future::poll_fn(|cx| {
+        let mut buffers = [std::io::IoSliceMut::new(&mut buffer)];
+        socket.poll_recv(cx, &mut buffers, &mut meta)
+    });
+    let read = tokio::time::timeout(HANG, read).await;
+    let error = read.expect("tries for ever").unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::NotConnected);
 }
 
 /// quinn is not told, so the socket counts the loss.

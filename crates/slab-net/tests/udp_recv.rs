@@ -3,15 +3,26 @@
 mod udp_common;
 
 use futures_util::StreamExt;
+#[cfg(target_os = "linux")]
+use slab_net::udp::UdpSender;
 use slab_net::udp::{Coalescing, PacketBatch, Transmit, UdpReceiver};
 use slab_net::{PacketPool, SizeClasses};
+#[cfg(target_os = "linux")]
+use socket2::SockRef;
+#[cfg(target_os = "linux")]
+use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::{Context, Waker};
+#[cfg(target_os = "linux")]
+use std::{os::fd::AsFd, time::Duration};
 use udp_common::{assert_errors_let_others_run, payload};
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+/// Limits only how long a broken test takes to fail.
+#[cfg(target_os = "linux")]
+const HANG: Duration = Duration::from_secs(20);
 
 fn pool() -> PacketPool {
     PacketPool::builder().max_memory(16 << 20).build().unwrap()
@@ -131,6 +142,74 @@ fn a_receiver_whose_runtime_is_gone_fails_and_lets_other_tasks_run() {
         let wait = async || drop(sender.writable().await.unwrap_err());
         assert_errors_let_others_run(wait).await;
     });
+}
+
+/// To tokio it is readable ever after; what is queued comes first, also if it comes later.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_receiver_that_was_shut_down_delivers_what_is_queued_and_fails() {
+    use std::net::Shutdown;
+
+    for how in [Shutdown::Read, Shutdown::Both] {
+        for coalescing in [Coalescing::On, Coalescing::Off { max_datagram: 100 }] {
+            let pool = pool();
+            let mut receiver = bind(&pool, coalescing);
+            let to = receiver.local_addr();
+            let sender = UdpSender::bind(ANY).unwrap();
+            let (mut sent, mut next) = (0, 0);
+            let mut send = async |count| {
+                for _ in 0..count {
+                    let one = payload(sent, 40);
+                    sender.send(&Transmit::new(&one, to)).await.unwrap();
+                    sent += 1;
+                }
+            };
+            send(10).await;
+            // An error, but done: it has no peer.
+            let done = SockRef::from(&receiver).shutdown(how);
+            assert_eq!(done.unwrap_err().kind(), ErrorKind::NotConnected);
+            while next < 10 {
+                check(&receiver.recv_batch().await.unwrap(), &mut next);
+            }
+            for _ in 0..3 {
+                let received = tokio::time::timeout(HANG, receiver.recv_batch()).await;
+                let error = received.expect("tries for ever").unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::NotConnected);
+                assert!(receiver.try_recv_batch().unwrap().is_none());
+                assert_eq!(receiver.held_bytes(), 0);
+                // Linux lets more come.
+                send(1).await;
+                check(&receiver.recv_batch().await.unwrap(), &mut next);
+            }
+            let receive = async || drop(receiver.recv().await.unwrap_err());
+            assert_errors_let_others_run(receive).await;
+            assert_eq!(pool.slab().stats().in_use(), 0);
+        }
+    }
+}
+
+/// By one that waits, with a peer or without.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_receiver_that_waits_learns_that_it_is_shut_down() {
+    for is_connected in [false, true] {
+        let pool = pool();
+        let peer = UdpSender::bind(ANY).unwrap();
+        let mut builder = UdpReceiver::builder(&pool);
+        if is_connected {
+            builder = builder.connect(peer.local_addr());
+        }
+        let mut receiver = builder.bind(ANY).unwrap();
+        let socket = receiver.as_fd().try_clone_to_owned().unwrap();
+        let receive = tokio::time::timeout(HANG, receiver.recv_batch());
+        let (received, ()) = tokio::join!(receive, async {
+            tokio::task::yield_now().await;
+            let done = SockRef::from(&socket).shutdown(std::net::Shutdown::Read);
+            assert_eq!(done.is_ok(), is_connected);
+        });
+        let error = received.expect("waits for ever").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotConnected);
+    }
 }
 
 #[tokio::test]

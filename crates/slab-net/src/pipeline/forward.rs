@@ -1,7 +1,7 @@
 //! [`forward`]: the task that moves batches from a socket to a queue, and how it ends.
 
 use super::queue::QueueSender;
-use crate::udp::{SocketStats, UdpReceiver, is_icmp_error};
+use crate::udp::{SocketStats, UdpReceiver};
 use core::future::poll_fn;
 use core::iter;
 use core::pin::pin;
@@ -13,6 +13,10 @@ const MAX_DRAINED_BATCHES: usize = 4096;
 
 /// The number of errors, with no datagram and no pause between them, after which receiving has failed.
 const MAX_CONSECUTIVE_ERRORS: u32 = 64;
+
+/// The number of errors, with no datagram between them, after which draining ends although others caused them. Without
+/// it a connected socket that is refused for good would never end.
+const MAX_ERRORS_OF_DRAINING: u32 = 4096;
 
 /// The report of [`forward`] when it has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,7 +42,7 @@ pub enum Ended {
     /// No consumer was left.
     QueueClosed,
     /// Receiving failed repeatedly with nothing in between, the last time with an error of this kind;
-    /// for example because the runtime that the socket belongs to was shut down.
+    /// for example because the runtime that the socket belongs to was shut down, or the socket was (for reading).
     Failed(io::ErrorKind),
 }
 
@@ -55,9 +59,9 @@ pub enum Ended {
 /// consumers before it goes on, under any overflow policy: in a flood, datagrams then stay in the
 /// socket's buffer instead of overflowing the queue.
 ///
-/// It goes on after errors. Only 64 in a row, with no datagram and no pause between them, end it;
-/// those that a peer's host or a router has caused (ICMP), such as `ECONNREFUSED`, are not counted among
-/// them.
+/// It goes on after errors. Only 64 in a row, with no datagram and no pause between them, end it; of a
+/// connected socket, those that a peer's host or a router has caused (ICMP), such as `ECONNREFUSED`, are not
+/// counted among them.
 ///
 /// Under [`Overflow::Wait`](super::Overflow::Wait) it waits for consumers even while stopping. Drop the
 /// future to give up; the batches that it holds are then counted as `closed`.
@@ -121,7 +125,7 @@ pub async fn forward(
                 yield_if_half_full(&queue).await;
             }
             Ok(Err(error)) => {
-                if let Some(end) = errors.count_consecutive(&error) {
+                if let Some(end) = errors.count_consecutive(&error, receiver.is_by_others(&error)) {
                     break end;
                 }
                 tokio::task::yield_now().await;
@@ -146,18 +150,23 @@ async fn drain(receiver: &mut UdpReceiver, queue: &QueueSender, errors: &mut Err
         Err(_) => MAX_DRAINED_BATCHES,
     };
     errors.consecutive = 0;
+    let mut in_vain = 0;
     for _ in 0..max_batches {
         tokio::task::consume_budget().await;
         match receiver.try_recv_batch() {
             Ok(None) => return,
             Ok(Some(batch)) => {
                 errors.consecutive = 0;
+                in_vain = 0;
                 // The queue counts what it refuses.
                 let _ = queue.send_many(iter::once(batch)).await;
                 yield_if_half_full(queue).await;
             }
             Err(error) => {
-                if errors.count_consecutive(&error).is_some() {
+                in_vain += 1;
+                let is_by_others = receiver.is_by_others(&error);
+                let end = errors.count_consecutive(&error, is_by_others);
+                if end.is_some() || in_vain == MAX_ERRORS_OF_DRAINING {
                     return;
                 }
             }
@@ -189,11 +198,11 @@ impl ErrorCounts {
     }
 
     /// Counts an error; returns the reason to end if there were too many in a row.
-    fn count_consecutive(&mut self, error: &io::Error) -> Option<Ended> {
+    fn count_consecutive(&mut self, error: &io::Error, is_by_others: bool) -> Option<Ended> {
         self.count(error);
         // As many of these arrive as others like to send, or as datagrams were sent to closed ports: no fault
         // of this socket.
-        if !is_icmp_error(error) {
+        if !is_by_others {
             self.consecutive += 1;
         }
         if self.consecutive < MAX_CONSECUTIVE_ERRORS {
@@ -208,21 +217,17 @@ impl ErrorCounts {
 mod tests {
     use super::*;
 
-    #[cfg(target_os = "linux")]
     #[test]
     fn only_consecutive_errors_of_the_socket_end_receiving() {
         let mut errors = ErrorCounts::default();
-        let by_others = [libc::ECONNREFUSED, libc::EHOSTUNREACH, libc::EMSGSIZE];
         let other = io::Error::from(io::ErrorKind::NetworkDown);
+        let caused = io::Error::from(io::ErrorKind::ConnectionRefused);
         for n in 1..MAX_CONSECUTIVE_ERRORS {
-            assert_eq!(errors.count_consecutive(&other), None);
-            for code in by_others {
-                let caused = io::Error::from_raw_os_error(code);
-                assert_eq!(errors.count_consecutive(&caused), None);
-            }
-            assert_eq!(errors.total, 4 * u64::from(n));
+            assert_eq!(errors.count_consecutive(&other, false), None);
+            assert_eq!(errors.count_consecutive(&caused, true), None);
+            assert_eq!(errors.total, 2 * u64::from(n));
         }
-        let end = errors.count_consecutive(&other);
+        let end = errors.count_consecutive(&other, false);
         assert_eq!(end, Some(Ended::Failed(io::ErrorKind::NetworkDown)));
     }
 }

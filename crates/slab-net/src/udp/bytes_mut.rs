@@ -170,7 +170,7 @@ impl BytesMutReceiver {
     /// ```
     ///
     /// # Errors
-    /// The system's error; call again.
+    /// The system's error; call again. Some last: see [`UdpReceiver::recv_batch`].
     pub async fn recv(&mut self) -> io::Result<Datagram<BytesMut>> {
         poll_fn(|cx| self.poll_recv(cx)).await
     }
@@ -185,11 +185,8 @@ impl BytesMutReceiver {
                 return Poll::Ready(Ok(datagram));
             }
             let socket = Arc::clone(&self.socket);
-            let read = match socket.io.poll_read_ready(cx) {
-                Poll::Ready(is_ready) => {
-                    is_ready?;
-                    socket.io.try_read(|| self.read(&socket))
-                }
+            let read = match socket.io.poll_read(cx, || self.read(&socket)) {
+                Poll::Ready(read) => read,
                 Poll::Pending => {
                     ready!(self.refusals.poll(&socket, cx))?;
                     self.read(&socket)

@@ -5,13 +5,12 @@
 //! waits for room: an echo would wake its runtime twice.
 
 use std::io;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use tokio::io::Interest;
 #[cfg(unix)]
 use {
     std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
     std::sync::OnceLock,
-    std::task::ready,
     tokio::io::unix::{AsyncFd, AsyncFdReadyGuard},
     tokio::runtime::Handle,
     tokio::task::coop::poll_proceed,
@@ -37,13 +36,31 @@ impl Io {
         })
     }
 
+    /// Calls `read` if the runtime believes that there is something to read, or waits until it does. If `read` returns
+    /// `WouldBlock`, the next call waits for something new.
+    ///
+    /// A socket that was shut down for reading is to tokio ready ever after, and who waits for it would spin. There it
+    /// is `NotConnected` that there is nothing to read.
+    ///
     /// Uses up tokio's budget at each turn, also if the runtime is gone and all turns fail.
-    pub(super) fn poll_read_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        poll_read_ready(&self.socket, cx).map_ok(|mut ready| ready.retain_ready())
+    pub(super) fn poll_read<T>(
+        &self,
+        cx: &mut Context<'_>,
+        read: impl FnOnce() -> io::Result<T>,
+    ) -> Poll<io::Result<T>> {
+        let mut ready = ready!(poll_read_ready(&self.socket, cx))?;
+        let nothing = match ready.ready().is_read_closed() {
+            true => io::ErrorKind::NotConnected,
+            false => io::ErrorKind::WouldBlock,
+        };
+        Poll::Ready(match ready.try_io(|_| read()) {
+            Ok(read) => read,
+            Err(_) => Err(nothing.into()),
+        })
     }
 
     /// Calls `read` if the runtime believes that there is something to read. If that returns `WouldBlock`,
-    /// [`poll_read_ready`](Self::poll_read_ready) waits for something new.
+    /// [`poll_read`](Self::poll_read) waits for something new.
     pub(super) fn try_read<T>(&self, read: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         self.socket.try_io(Interest::READABLE, |_| read())
     }
@@ -153,8 +170,13 @@ impl Io {
         tokio::net::UdpSocket::from_std(socket).map(Self)
     }
 
-    pub(super) fn poll_read_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.0.poll_recv_ready(cx)
+    pub(super) fn poll_read<T>(
+        &self,
+        cx: &mut Context<'_>,
+        read: impl FnOnce() -> io::Result<T>,
+    ) -> Poll<io::Result<T>> {
+        ready!(self.0.poll_recv_ready(cx))?;
+        Poll::Ready(self.try_read(read))
     }
 
     pub(super) fn try_read<T>(&self, read: impl FnOnce() -> io::Result<T>) -> io::Result<T> {

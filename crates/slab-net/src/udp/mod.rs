@@ -92,6 +92,5 @@ pub use sender::UdpSender;
 pub use shard::Shard;
 pub use sink::{Outgoing, UdpSink};
 pub use stats::{SocketMonitor, SocketStats};
-pub(crate) use sys::is_icmp_error;
 pub(crate) use tally::{Amount, Tally};
 pub use transmit::Transmit;

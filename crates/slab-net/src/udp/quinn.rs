@@ -187,19 +187,18 @@ impl quinn::AsyncUdpSocket for QuinnSocket {
         let buffers = bufs.iter_mut().take(MAX_BATCH).map(|buf| Buffer::new(buf));
         let mut buffers: ArrayVec<Buffer<'_>, MAX_BATCH> = buffers.collect();
         loop {
-            ready!(io.poll_read_ready(cx))?;
-            let read = io.try_read(|| {
+            let read = io.poll_read(cx, || {
                 let received = &mut received[..most];
                 self.socket.backend.receive(io, &mut buffers, received)
             });
-            match read {
+            match ready!(read) {
                 Ok(read) => {
                     self.fill_metas(&received[..read], metas);
                     return Poll::Ready(Ok(read));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 // No reason to end; and any host on the path can cause it.
-                Err(error) if sys::is_icmp_error(&error) => {}
+                Err(error) if self.socket.is_by_others(&error) => {}
                 Err(error) => return Poll::Ready(Err(error)),
             }
         }

@@ -141,7 +141,8 @@ impl UdpReceiver {
     ///
     /// # Errors
     /// The system's error; datagrams in the receiver stay there. Once the receiver's runtime is gone, it is an error for
-    /// ever.
+    /// ever; once the socket was shut down for reading, on Unix, it is `NotConnected` whenever nothing is queued (by
+    /// io_uring it may wait instead).
     pub async fn recv_batch(&mut self) -> io::Result<PacketBatch> {
         poll_fn(|cx| self.poll_recv_batch(cx)).await
     }
@@ -217,6 +218,11 @@ impl UdpReceiver {
         let count = self.reader.ready.len();
         out.extend(self.drain_ready(count));
         Ok(count)
+    }
+
+    /// Returns `true` if others have caused this error, and it is no fault of the socket.
+    pub(crate) fn is_by_others(&self, error: &io::Error) -> bool {
+        self.socket.is_by_others(error)
     }
 
     /// Waits until there is a batch to [drain](Self::drain_ready).
@@ -313,11 +319,8 @@ impl UdpReceiver {
         loop {
             // Uses up tokio's budget at each turn, so that reads whose datagrams are all dropped cannot
             // monopolize the thread.
-            let read = match socket.io.poll_read_ready(cx) {
-                Poll::Ready(is_ready) => {
-                    is_ready?;
-                    socket.io.try_read(|| reader.read(socket))
-                }
+            let read = match socket.io.poll_read(cx, || reader.read(socket)) {
+                Poll::Ready(read) => read,
                 Poll::Pending => {
                     // There are some if `try_recv_batch` filled all that it had, and found no end.
                     reader.release_buffers();

@@ -20,7 +20,7 @@ pub(super) struct Refusals(Option<Waiting>);
 impl Refusals {
     pub(super) fn of(socket: &Arc<Socket>) -> Self {
         // Elsewhere a read that fails counts as one that is ready.
-        let is_told = cfg!(unix) && socket2::SockRef::from(&socket.io).peer_addr().is_ok();
+        let is_told = cfg!(unix) && socket.is_connected();
         Self(is_told.then(|| wait(socket)))
     }
 

@@ -3,8 +3,8 @@
 use super::error::BindError;
 use super::io::Io;
 use super::stats::SocketCounters;
-use super::sys::{Backend, Features};
-use socket2::{Domain, Protocol, Type};
+use super::sys::{Backend, Features, is_icmp_error};
+use socket2::{Domain, Protocol, SockRef, Type};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -151,6 +151,19 @@ pub(super) struct Socket {
     pub(super) backend: Backend,
     pub(super) address: SocketAddr,
     pub(super) counters: Arc<SocketCounters>,
+}
+
+impl Socket {
+    pub(super) fn is_connected(&self) -> bool {
+        SockRef::from(&self.io).peer_addr().is_ok()
+    }
+
+    /// Returns `true` if this error of a read is what a host or router reported (ICMP), and no fault of the socket. On
+    /// Unix only one with a peer is told of it: to any other such a number means something else, which may last.
+    #[cold]
+    pub(super) fn is_by_others(&self, error: &io::Error) -> bool {
+        is_icmp_error(error) && (!cfg!(unix) || self.is_connected())
+    }
 }
 
 impl Drop for Socket {

@@ -104,6 +104,8 @@ impl<'a> Transmit<'a> {
     #[must_use]
     pub fn source_ip(mut self, ip: IpAddr) -> Self {
         self.source_ip = Some(ip);
+        // That of a former source need not have this address.
+        self.source_interface = 0;
         self
     }
 
@@ -373,6 +375,15 @@ mod tests {
             assert!(text.contains(part), "{text}");
         }
         assert!(!text.contains("secret") && !text.contains("115"), "{text}");
+    }
+
+    #[test]
+    fn a_source_does_not_keep_the_interface_of_a_former_one() {
+        let link_local = SocketAddrV6::new("fe80::1".parse().unwrap(), 0, 0, 3);
+        let reply = Transmit::new(b"reply", TO).source(Some(link_local.into()));
+        assert_eq!(reply.source_interface, 3);
+        let other = reply.source_ip("2001:db8::1".parse().unwrap());
+        assert_eq!(other.source_interface, 0);
     }
 
     /// Plans until everything is sent, and returns each message's length and datagrams.

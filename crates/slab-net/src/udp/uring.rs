@@ -133,11 +133,8 @@ impl Uring {
         cx: &mut Context<'_>,
     ) -> Poll<io::Result<()>> {
         loop {
-            let read = match socket.io.poll_read_ready(cx) {
-                Poll::Ready(is_ready) => {
-                    is_ready?;
-                    socket.io.try_read(|| reader.read(socket))
-                }
+            let read = match socket.io.poll_read(cx, || reader.read(socket)) {
+                Poll::Ready(read) => read,
                 Poll::Pending => {
                     ready!(refusals.poll(socket, cx))?;
                     reader.read(socket)
@@ -145,11 +142,9 @@ impl Uring {
             };
             reader.release_buffers();
             match read {
-                Err(error) if error.kind() != io::ErrorKind::WouldBlock => {
-                    return Poll::Ready(Err(error));
-                }
                 _ if !reader.ready.is_empty() => return Poll::Ready(Ok(())),
-                Err(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Poll::Ready(Err(error)),
                 Ok(()) => {
                     // Lets other tasks run, which may free memory.
                     cx.waker().wake_by_ref();

@@ -65,6 +65,8 @@ pub(crate) struct Kernel {
     pub(crate) errors: u64,
     /// In a thousand calls, how many are interrupted.
     pub(crate) interrupts: u64,
+    /// Refuses to receive, each time, with this error; 0 if it does not.
+    pub(crate) refuses: c_int,
 }
 
 thread_local! {
@@ -98,6 +100,7 @@ pub(crate) fn install(fd: c_int, socket: UdpSocket, random: Random) {
         received: (0, 0),
         errors: 0,
         interrupts: 0,
+        refuses: 0,
     };
     KERNEL.set(Some(kernel));
 }
@@ -222,6 +225,18 @@ impl Kernel {
         self.make_readable();
     }
 
+    /// Gives the socket a peer. What arrives is still from anywhere.
+    pub(crate) fn connect(&self) {
+        let peer = self.other.local_addr().unwrap();
+        self.socket.connect(peer).unwrap();
+    }
+
+    /// Refuses to receive from now on, whatever arrives.
+    pub(crate) fn refuse(&mut self, code: c_int) {
+        self.refuses = code;
+        self.make_readable();
+    }
+
     /// Returns `true` if nothing has arrived since a call found the queue empty.
     pub(crate) fn is_drained(&self) -> bool {
         self.arrivals.is_empty() && self.socket.peek(&mut [0]).is_err()
@@ -240,6 +255,10 @@ impl Kernel {
     ) -> Result<usize, c_int> {
         if self.random.chance(self.interrupts) {
             return Err(libc::EINTR);
+        }
+        if self.refuses != 0 {
+            self.errors += 1;
+            return Err(self.refuses);
         }
         for count in 0..buffers {
             match self.arrivals.pop_front() {

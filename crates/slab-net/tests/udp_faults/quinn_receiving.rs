@@ -29,6 +29,8 @@ struct Program {
     random: Random,
     socket: QuinnSocket,
     is_coalescing: bool,
+    /// Whether the socket has a peer, and so is told what others report.
+    is_connected: bool,
     /// The length of quinn's buffers.
     room: usize,
     expected: VecDeque<Expected>,
@@ -46,7 +48,7 @@ impl Program {
                 true => self.random.pick(&by_others),
                 false => self.random.pick(&own),
             };
-            if own.contains(&code) {
+            if own.contains(&code) || !self.is_connected {
                 self.expected.push_back(Expected::Error(code));
             }
             return kernel(|kernel| kernel.arrive(Arrival::Error(code)));
@@ -143,10 +145,17 @@ fn quinn_gets_each_datagram_once_and_no_error_that_others_cause() {
             .from_std(socket.try_clone().unwrap())
             .unwrap();
         install(receiver.as_fd().as_raw_fd(), socket, random.clone());
-        kernel(|kernel| kernel.interrupts = 50);
+        let is_connected = random.chance(500);
+        kernel(|kernel| {
+            kernel.interrupts = 50;
+            if is_connected {
+                kernel.connect();
+            }
+        });
         let monitor = receiver.monitor();
         let mut program = Program {
             is_coalescing,
+            is_connected,
             room: random.pick(&[100, 65_536]),
             random,
             socket: receiver.into_quinn(),
@@ -181,4 +190,27 @@ fn quinn_gets_each_datagram_once_and_no_error_that_others_cause() {
         }
         uninstall();
     });
+}
+
+/// By a security module, for example, whose number an error has that others cause.
+#[tokio::test]
+async fn quinn_is_told_if_receiving_is_refused_for_good() {
+    let pool = PacketPool::builder().max_memory(2 << 20).build().unwrap();
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let receiver = UdpReceiver::builder(&pool)
+        .from_std(socket.try_clone().unwrap())
+        .unwrap();
+    install(receiver.as_fd().as_raw_fd(), socket, Random::new(0));
+    kernel(|kernel| kernel.refuse(libc::EACCES));
+    let socket = receiver.into_quinn();
+    let mut memory = vec![0; 65_536];
+    let mut metas = [RecvMeta::default()];
+    let received = poll_fn(|cx| {
+        let mut slices = [IoSliceMut::new(&mut memory)];
+        socket.poll_recv(cx, &mut slices, &mut metas)
+    });
+    let received = tokio::time::timeout(HANG, received).await;
+    let error = received.expect("tries for ever").unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EACCES));
+    uninstall();
 }

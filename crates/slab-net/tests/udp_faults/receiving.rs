@@ -431,11 +431,19 @@ async fn a_datagram_behind_an_error_behind_a_datagram_is_delivered() {
 /// behind the errors that end it.
 #[tokio::test]
 async fn what_is_queued_behind_errors_is_delivered_at_the_end() {
-    let by_itself = Ended::Failed(io::Error::from_raw_os_error(libc::EIO).kind());
-    for (code, ended) in [(libc::ECONNREFUSED, Ended::Stopped), (libc::EIO, by_itself)] {
+    let by_itself = |code| Ended::Failed(io::Error::from_raw_os_error(code).kind());
+    // A socket without a peer is not told what others report.
+    for (code, is_connected, ended) in [
+        (libc::ECONNREFUSED, true, Ended::Stopped),
+        (libc::ECONNREFUSED, false, by_itself(libc::ECONNREFUSED)),
+        (libc::EIO, true, by_itself(libc::EIO)),
+    ] {
         let pool = PacketPool::builder().max_memory(2 << 20).build().unwrap();
         let receiver = install_receiver(&pool, |builder| builder);
         kernel(|kernel| {
+            if is_connected {
+                kernel.connect();
+            }
             for _ in 0..100 {
                 kernel.arrive(Arrival::Error(code));
             }
@@ -447,7 +455,8 @@ async fn what_is_queued_behind_errors_is_delivered_at_the_end() {
                 std::future::pending().await
             }
         };
-        let report = forward(receiver, sender, stop).await;
+        let report = tokio::time::timeout(HANG, forward(receiver, sender, stop)).await;
+        let report = report.expect("goes on for ever");
         assert_eq!(report.ended, ended);
         assert_eq!(report.receive_errors, 100);
         assert_eq!(batches.recv().await.expect("it is there").contents(), [1]);
@@ -490,6 +499,67 @@ async fn errors_with_pauses_between_them_do_not_end_forward() {
     };
     let report = forward(receiver, sender, stop).await;
     assert_eq!((report.ended, report.receive_errors), (Ended::Stopped, 100));
+    uninstall();
+}
+
+/// By a security module, for example, whose number another cause has too. Neither is it ICMP for a socket that has no
+/// peer, nor does `stop` come too late for one that has.
+#[tokio::test]
+async fn a_socket_that_is_refused_for_good_ends_forward() {
+    let failed = Ended::Failed(io::ErrorKind::PermissionDenied);
+    for (code, is_connected, ended) in [
+        (libc::EPERM, false, failed),
+        (libc::EACCES, false, failed),
+        (libc::EPERM, true, failed),
+        (libc::EACCES, true, Ended::Stopped),
+    ] {
+        let pool = PacketPool::builder().max_memory(2 << 20).build().unwrap();
+        let receiver = install_receiver(&pool, |builder| builder);
+        kernel(|kernel| {
+            if is_connected {
+                kernel.connect();
+            }
+            kernel.refuse(code);
+        });
+        let (sender, batches) = queue(1.try_into().unwrap(), Overflow::DropNewest);
+        let stop = async {
+            while kernel(|kernel| kernel.errors < 1000) {
+                tokio::task::yield_now().await;
+            }
+        };
+        let report = tokio::time::timeout(HANG, forward(receiver, sender, stop)).await;
+        let report = report.expect("goes on for ever");
+        assert_eq!(report.ended, ended, "{code} {is_connected}");
+        assert_eq!(report.receive_errors, kernel(|kernel| kernel.errors));
+        if ended == failed {
+            // The second time to deliver what is queued.
+            assert_eq!(report.receive_errors, 64 + 64);
+        }
+        assert!(batches.recv().await.is_none());
+        uninstall();
+    }
+}
+
+/// So many errors of others come, at most, before what is queued is given up.
+#[tokio::test]
+async fn what_is_queued_behind_thousands_of_errors_of_others_is_delivered_at_the_end() {
+    let pool = PacketPool::builder().max_memory(2 << 20).build().unwrap();
+    let receiver = install_receiver(&pool, |builder| builder);
+    kernel(|kernel| {
+        kernel.connect();
+        for _ in 0..2 {
+            // One more would be too many.
+            for _ in 0..4095 {
+                let refused = Arrival::Error(libc::ECONNREFUSED);
+                kernel.arrivals.push_back(refused);
+            }
+            kernel.arrivals.push_back(Arrival::Datagrams(one_byte()));
+        }
+    });
+    let (sender, batches) = queue(2.try_into().unwrap(), Overflow::DropNewest);
+    let report = forward(receiver, sender, async {}).await;
+    assert_eq!(report.receive_errors, 2 * 4095);
+    assert_eq!(batches.monitor().stats().datagrams, 2);
     uninstall();
 }
 

@@ -127,6 +127,32 @@ async fn reads_without_the_ring_keep_no_buffers() {
     assert_eq!(slab.stats().in_use(), 0);
 }
 
+/// The socket is then read by readiness: to tokio it is readable ever after.
+#[tokio::test]
+async fn without_the_ring_a_receiver_that_was_shut_down_delivers_what_is_queued_and_fails() {
+    let pool = pool(4);
+    let slab = pool.slab();
+    let Some(mut receiver) = bind(&pool, OFF) else {
+        return;
+    };
+    let (sender, to) = (receiver.sender(), receiver.local_addr());
+    // As above.
+    let _others = [slab.try_alloc(100).unwrap(), slab.try_alloc(1500).unwrap()];
+    let _taken: Vec<_> = std::iter::from_fn(|| slab.try_alloc(2048).ok()).collect();
+    let mut held = Vec::new();
+    for _ in 0..32 {
+        sender.send(&Transmit::new(&[1; 1500], to)).await.unwrap();
+        held.push(receiver.recv_batch().await.unwrap());
+    }
+    assert_eq!(receiver.held_bytes(), 0, "nothing is lent");
+    sender.send(&Transmit::new(&[2; 100], to)).await.unwrap();
+    let _ = socket2::SockRef::from(&receiver).shutdown(std::net::Shutdown::Read);
+    assert_eq!(receiver.recv_batch().await.unwrap().contents(), [2; 100]);
+    let received = tokio::time::timeout(HANG, receiver.recv_batch()).await;
+    let error = received.expect("tries for ever").unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::NotConnected);
+}
+
 /// More than the ring has buffers for, and none is delivered.
 #[tokio::test]
 async fn try_recv_batch_reads_past_dropped_datagrams() {

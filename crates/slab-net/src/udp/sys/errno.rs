@@ -7,11 +7,12 @@ pub(in crate::udp) fn is_no_buffers(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ENOBUFS)
 }
 
-/// Returns `true` if a host or router reported this about an earlier datagram (ICMP). A connected
-/// socket reports it once, by whichever call comes next.
-pub(crate) fn is_icmp_error(error: &io::Error) -> bool {
+/// Returns `true` if this is what a connected socket says that a host or router reported about an earlier datagram
+/// (ICMP): once, by whichever call comes next.
+pub(in crate::udp) fn is_icmp_error(error: &io::Error) -> bool {
     // All errors that the kernel's tables for ICMP and ICMPv6 derive from permanent conditions, and that of
-    // a datagram too long for a router on the path. Receiving returns none of these for another reason.
+    // a datagram too long for a router on the path. Of these the system returns none when receiving for another reason;
+    // but a security module (SELinux: EACCES) may refuse it, and then does so each time.
     matches!(
         error.raw_os_error(),
         Some(
@@ -40,4 +41,31 @@ pub(in crate::udp) fn may_be_gso_error(error: &io::Error) -> bool {
         error.raw_os_error(),
         Some(libc::EMSGSIZE | libc::EINVAL | libc::EIO)
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The number of each error that the kernel's tables have, and of some that they have not.
+    #[test]
+    fn errors_that_others_cause_are_told_from_the_sockets_own() {
+        let is_by_others = |code| is_icmp_error(&io::Error::from_raw_os_error(code));
+        for code in [
+            libc::ECONNREFUSED,
+            libc::EHOSTUNREACH,
+            libc::ENETUNREACH,
+            libc::EHOSTDOWN,
+            libc::ENONET,
+            libc::ENOPROTOOPT,
+            libc::EPROTO,
+            libc::EACCES,
+            libc::EMSGSIZE,
+        ] {
+            assert!(is_by_others(code), "{code}");
+        }
+        for code in [libc::ENOMEM, libc::ENETDOWN, libc::EPERM, libc::EAGAIN] {
+            assert!(!is_by_others(code), "{code}");
+        }
+    }
 }

@@ -33,10 +33,6 @@ mod portable;
 #[cfg(all(target_os = "linux", feature = "io-uring"))]
 pub(super) mod uring;
 
-#[cfg(target_os = "linux")]
-pub(crate) use errno::is_icmp_error;
-#[cfg(not(target_os = "linux"))]
-pub(crate) use portable::is_icmp_error;
 #[cfg(not(target_os = "linux"))]
 pub(super) use portable::*;
 #[cfg(target_os = "linux")]

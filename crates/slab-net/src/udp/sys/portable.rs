@@ -192,7 +192,7 @@ pub(in crate::udp) fn is_too_large(error: &io::Error) -> bool {
 }
 
 /// Returns `true` if a host or router reported this about an earlier datagram.
-pub(crate) fn is_icmp_error(error: &io::Error) -> bool {
+pub(in crate::udp) fn is_icmp_error(error: &io::Error) -> bool {
     use io::ErrorKind as E;
     // Windows reports a refused datagram as a reset connection, and even to sockets without a peer; and by
     // this code, which no other system has, one that was under way for too many hops.
