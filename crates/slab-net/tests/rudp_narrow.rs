@@ -6,8 +6,8 @@
 
 mod udp_common;
 
-use slab_net::PacketPool;
 use slab_net::rudp::{CloseReason, Endpoint, EndpointConfig, SessionConfig};
+use slab_net::{PacketPool, SizeClasses};
 use std::env;
 use std::io;
 use std::net::SocketAddr;
@@ -29,6 +29,11 @@ fn datagrams_for_a_full_socket_are_sent_later() {
 #[test]
 fn datagrams_longer_than_the_link_takes_arrive_in_fragments() {
     run_in_own_network("100mbit", 1280, "over_a_slow_link");
+}
+
+#[test]
+fn datagrams_for_a_full_socket_are_sent_later_from_small_chunks() {
+    run_in_own_network("100mbit", 1500, "over_a_slow_link_from_small_chunks");
 }
 
 #[test]
@@ -78,13 +83,21 @@ fn two_ends(
         .headroom(24)
         .build()
         .unwrap();
-    let config = EndpointConfig::new(session)
+    let (server, client) = two_ends_on(&pool, EndpointConfig::new(session), socket_bytes);
+    (pool, server, client)
+}
+
+fn two_ends_on(
+    pool: &PacketPool,
+    config: EndpointConfig,
+    socket_bytes: usize,
+) -> (Endpoint, Endpoint) {
+    let config = config
         .receive_buffer_bytes(socket_bytes)
         .send_buffer_bytes(socket_bytes);
     let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
-    let server = Endpoint::bind(any, &pool, config.clone()).unwrap();
-    let client = Endpoint::bind(any, &pool, config).unwrap();
-    (pool, server, client)
+    let server = Endpoint::bind(any, pool, config.clone()).unwrap();
+    (server, Endpoint::bind(any, pool, config).unwrap())
 }
 
 /// Several sessions between two sockets, both ways, each with more to send than there is room for.
@@ -93,6 +106,29 @@ fn two_ends(
 async fn over_a_slow_link() {
     let session = SessionConfig::fast().stream(true).window(1024, 1024);
     let (_, server, clients) = two_ends(64 << 20, session, 128 << 10);
+    exchange(&server, &clients).await;
+}
+
+/// As that, from chunks that hold one datagram: of what is sent at once, the rest has to fit into one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "a test above runs it, in a network of its own"]
+async fn over_a_slow_link_from_small_chunks() {
+    let classes = SizeClasses::explicit(&[256, 2048]).unwrap();
+    let pool = PacketPool::builder().size_classes(classes).headroom(24);
+    let pool = pool.max_memory(64 << 20).build().unwrap();
+    let session = SessionConfig::fast().stream(true).window(1024, 1024);
+    let plain = EndpointConfig::new(session).offload(false);
+    #[cfg(feature = "aes-gcm")]
+    {
+        let key = slab_net::rudp::crypto::AesGcm::new(b"sixteen secret b").unwrap();
+        let (server, clients) = two_ends_on(&pool, plain.clone().aes_gcm(key), 128 << 10);
+        exchange(&server, &clients).await;
+    }
+    let (server, clients) = two_ends_on(&pool, plain, 128 << 10);
+    exchange(&server, &clients).await;
+}
+
+async fn exchange(server: &Endpoint, clients: &Endpoint) {
     let mut tasks = Vec::new();
     for _ in 0..SESSIONS {
         let client = clients.connect(server.local_addr()).unwrap();

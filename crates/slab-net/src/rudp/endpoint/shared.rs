@@ -27,6 +27,8 @@ const HALF_OPEN_DIVISOR: usize = 4;
 pub(super) struct Shared {
     pub(super) sender: UdpSender,
     pub(super) pool: PacketPool,
+    /// The most bytes of datagrams that a chunk holds while the socket has no room for them. No more are sent at once.
+    pub(super) most_kept: usize,
     pub(super) budget: MemoryBudget,
     pub(super) config: EndpointConfig,
     measures: Arc<Measures>,
@@ -71,9 +73,11 @@ impl Shared {
         let room = memory / HALF_OPEN_DIVISOR / each;
         let places = config.max_sessions - config.max_sessions / 4;
         config.max_half_open = config.max_half_open.min(room.max(1)).min(places);
+        let largest = pool.slab().size_classes().largest();
         Ok(Self {
             protection: Protection::new(&config, &pool, &budget)?,
             sender,
+            most_kept: largest.saturating_sub(pool.headroom() + pool.tailroom()),
             pool,
             budget,
             config,

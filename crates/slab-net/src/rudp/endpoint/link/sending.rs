@@ -72,6 +72,8 @@ impl Link {
     /// Returns after which time to try again, if no timer of the session may be set although something is left to send.
     fn transmit_plain(&self, inner: &mut Inner, now: Time, scratch: &mut [u8]) -> Option<Duration> {
         let to = self.shared.to_socket_family(self.peer());
+        let most = scratch.len().min(self.shared.most_kept);
+        let scratch = &mut scratch[..most.max(self.shared.config.session.mtu)];
         let mut pause = None;
         while inner.unsent.is_none() && pause.is_none() {
             let Some(outgoing) = inner.session.poll_transmit(now, scratch, MAX_BURST) else {

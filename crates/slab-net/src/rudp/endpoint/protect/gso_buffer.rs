@@ -13,16 +13,19 @@ thread_local! {
     /// One for each thread that sends, allocated when it first does.
     static GSO_BUFFER: RefCell<GsoBuffer> = RefCell::new(GsoBuffer {
         buf: vec![0; MAX_BYTES].into_boxed_slice(),
+        most: MAX_BYTES,
         len: 0,
         lengths: ArrayVec::new_const(),
     });
 }
 
-/// Lends this thread's memory; returns `false` if the thread is exiting and has none any more.
-pub(super) fn with_gso_buffer(act: impl FnOnce(&mut GsoBuffer)) -> bool {
+/// Lends this thread's memory, for as many bytes or a datagram; returns `false` if the thread is exiting and has none
+/// any more.
+pub(super) fn with_gso_buffer(most: usize, act: impl FnOnce(&mut GsoBuffer)) -> bool {
     let lent = GSO_BUFFER.try_with(|buffer| {
         let buffer = &mut *buffer.borrow_mut();
         buffer.clear();
+        buffer.most = most.min(MAX_BYTES);
         act(buffer);
     });
     lent.is_ok()
@@ -30,6 +33,7 @@ pub(super) fn with_gso_buffer(act: impl FnOnce(&mut GsoBuffer)) -> bool {
 
 pub(super) struct GsoBuffer {
     buf: Box<[u8]>,
+    most: usize,
     len: usize,
     lengths: ArrayVec<usize, MAX_DATAGRAMS>,
 }
@@ -41,7 +45,7 @@ impl GsoBuffer {
     }
 
     pub(super) fn has_room(&self, len: usize) -> bool {
-        !self.lengths.is_full() && self.len + len <= self.buf.len()
+        self.len == 0 || (!self.lengths.is_full() && self.len + len <= self.most)
     }
 
     /// Adds a datagram of `len` bytes, which the caller writes. There must be room.
@@ -129,7 +133,7 @@ mod tests {
     #[test]
     fn a_run_ends_behind_a_shorter_datagram_and_before_a_longer_one() {
         let lengths = [5, 5, 3, 5, 7, 7];
-        with_gso_buffer(|buffer| {
+        with_gso_buffer(MAX_BYTES, |buffer| {
             for (n, len) in (1..).zip(lengths) {
                 buffer.push(len).fill(n);
             }

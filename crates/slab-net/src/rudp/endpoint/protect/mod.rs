@@ -358,7 +358,7 @@ mod tests {
             if has_path {
                 protection.join(peer);
             }
-            gso_buffer::with_gso_buffer(|buffer| {
+            gso_buffer::with_gso_buffer(usize::MAX, |buffer| {
                 buffer.push(1000).fill(b'S');
                 buffer.clear();
                 protection.seal(peer, now, &outgoing, true, buffer, |_| {});

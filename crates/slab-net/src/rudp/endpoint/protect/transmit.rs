@@ -27,10 +27,13 @@ impl Protection {
         scratch: &mut [u8],
     ) -> Option<Duration> {
         let mut no_room = false;
-        let had_buffer = with_gso_buffer(|buffer| {
+        // Protected, they are as long as the path takes.
+        let most = link.shared.most_kept / link.shared.config.session.mtu;
+        let had_buffer = with_gso_buffer(link.shared.most_kept, |buffer| {
             while unsent.is_none() && !no_room {
                 let parity = session.is_validated();
-                let Some(outgoing) = session.poll_transmit(now, scratch, MAX_BURST) else {
+                let Some(outgoing) = session.poll_transmit(now, scratch, most.clamp(1, MAX_BURST))
+                else {
                     return;
                 };
                 let mut refused = false;
@@ -62,7 +65,7 @@ impl Protection {
         datagram: &[u8],
     ) -> Result<usize, SendError> {
         let mut sent = Ok(0);
-        with_gso_buffer(|buffer| {
+        with_gso_buffer(0, |buffer| {
             let (front, behind) = self.shard_overhead();
             self.renew_nonces_after_fork();
             let sealed = buffer.push(front + datagram.len() + behind);
