@@ -145,6 +145,9 @@ fn a_window_at_the_cap_stays_in_its_chunk() {
         assert_eq!(buf.class(), Some(2));
     }
     assert_eq!(pool.packet_stats().heap_fallbacks, 0);
+    // Nothing was refused.
+    let stats = pool.slab().stats();
+    assert!(stats.classes().iter().all(|class| class.exhausted == 0));
 }
 
 #[test]

@@ -234,9 +234,9 @@ impl SlabPoolBuilder {
     /// A freed chunk is filled with a pattern, which is checked when the chunk is handed out again. If it
     /// was written to in between, that allocation panics and the chunk is never used again, unless what was written are
     /// zeros over whole aligned pieces of 64 bytes, which look like fresh memory; a second free of the same chunk
-    /// panics. So each call that allocates or frees can panic, the drop of a
-    /// handle too. [`free_raw`](SlabPool::free_raw) and [`chunk_from_raw`](SlabPool::chunk_from_raw)
-    /// refuse pointers to chunks that are not in use.
+    /// panics. So each call that allocates or frees can panic, the drop of a handle too.
+    /// [`free_raw`](SlabPool::free_raw) and [`chunk_from_raw`](SlabPool::chunk_from_raw) refuse pointers to chunks
+    /// that are not in use.
     ///
     /// Each allocation and free takes the slow path, and the time to read or to write the chunk.
     pub fn hardened(mut self, hardened: bool) -> Self {

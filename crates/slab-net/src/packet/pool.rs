@@ -137,6 +137,14 @@ impl PacketPool {
         Ok(PacketBuf::from_chunk(chunk, self.headroom))
     }
 
+    /// Like [`try_alloc`](Self::try_alloc), for a caller that can do without.
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
+    pub(super) fn try_alloc_spare(&self, len: usize) -> Option<PacketBuf> {
+        let room = self.headroom as usize + self.tailroom as usize;
+        let chunk = self.slab.try_alloc_spare(len.saturating_add(room))?;
+        Some(PacketBuf::from_chunk(chunk, self.headroom))
+    }
+
     /// Like [`try_alloc`](Self::try_alloc), but waits while the pool is at its cap; first come, first
     /// served.
     ///

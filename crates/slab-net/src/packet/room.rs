@@ -476,16 +476,19 @@ impl PacketBuf {
         true
     }
 
-    /// Moves the contents into a chunk with room for `needed` bytes; changes nothing on failure.
+    /// Moves the contents to where there is room for `needed` bytes in all; changes nothing on failure.
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     fn move_to(&mut self, pool: &PacketPool, needed: usize) -> Result<(), AllocError> {
         let requested = self.capacity_to_request(pool, needed);
-        let moved = match pool.try_alloc(requested) {
-            // Not instead of a chunk that can be used on.
-            Err(_) if requested > needed && !self.owner.is_unique() => pool.try_alloc(needed),
-            result => result,
+        // More than is needed is only a wish, which does not count as refused.
+        let is_wish = requested > needed;
+        let larger = is_wish.then(|| pool.try_alloc_spare(requested)).flatten();
+        let mut moved = match larger {
+            Some(larger) => larger,
+            // A chunk is used on rather than exchanged for one of its size, which would have to be left as soon.
+            None if is_wish && self.reclaim(needed - self.len(), Shift::Any) => return Ok(()),
+            None => pool.try_alloc(needed)?,
         };
-        let mut moved = moved?;
         moved.extend_from_slice(self.as_slice());
         *self = moved;
         Ok(())

@@ -97,8 +97,8 @@ impl SessionConfig {
 
     /// Sets the longest datagram to send, in bytes. The two ends may differ, but an end refuses segments of more than
     /// 1500 bytes, header included, that are also longer than its own; without
-    /// [offload](super::EndpointConfig::offload), datagrams of that length. 64 to 65 507; default: 1400. What is longer than the
-    /// path takes arrives in fragments on Linux, as routers report it, which costs more than a shorter MTU.
+    /// [offload](super::EndpointConfig::offload), datagrams of that length. 64 to 65 507; default: 1400. What is longer
+    /// than the path takes arrives in fragments on Linux, as routers report it, which costs more than a shorter MTU.
     pub fn mtu(mut self, bytes: usize) -> Self {
         self.mtu = bytes;
         self

@@ -284,7 +284,7 @@ impl Session {
         let rtt = Duration::from_micros(self.ts().wrapping_sub(header.ts).into());
         if header.ts == slot.last_ts {
             self.recovery.arrived(slot.serial);
-            if slot.cause == Cause::Tail {
+            if slot.cause == Cause::Tail && slot.state == State::InFlight {
                 // The probe was what arrived, so the segment had been lost (RFC 8985, 7.4).
                 self.reduce(slot.serial, Undo::Never);
             }

@@ -10,10 +10,9 @@ use super::Session;
 use super::send::{Cause, Slot, State};
 
 /// What would show that the last reduction was needless.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Undo {
     /// Nothing: there was none, it is taken back already, or the path has surely lost something.
-    #[default]
     Never,
     /// That one segment arrives that was overdue.
     Overdue,
@@ -186,6 +185,21 @@ mod tests {
                 assert_eq!(path.window() >= before, !lost, "{case:?}");
             }
         }
+    }
+
+    /// It was only late, and the probe that is still to be sent cannot be what has arrived.
+    #[test]
+    fn a_last_segment_that_arrives_before_its_probe_is_sent_was_not_lost() {
+        let mut path = Path::new(Congestion::Reno);
+        let before = path.window();
+        let flight = path.send(1);
+        path.now = path.now + 50 * MS;
+        path.ends[0].handle_timeout(path.now);
+        assert_eq!(path.ends[0].lost_segments().count(), 1);
+        path.arrive(&flight);
+        assert!(path.ends[0].is_sent());
+        assert!(path.window() >= before, "{}", path.window());
+        assert_eq!(path.ends[0].stats().retransmits_tail, 0);
     }
 
     /// What was sent again before the last reduction, and is lost as well, tells nothing of that one.
