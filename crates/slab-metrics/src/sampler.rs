@@ -17,6 +17,10 @@ static METADATA: Metadata<'static> =
 /// The shortest period of [`Sampler::run`].
 const SHORTEST_PERIOD: Duration = Duration::from_millis(10);
 
+/// The most values that one sample records into a histogram, or a few more: a recorder keeps each of them, 24 bytes in
+/// `metrics-exporter-prometheus`, until it is read.
+const MAX_VALUES: u64 = 1 << 20;
+
 /// Copies the statistics of a [`Collector`] into a recorder of the `metrics` facade.
 ///
 /// It is for programs that already have a recorder; [`Exporter`](crate::Exporter) needs none. Call
@@ -31,7 +35,10 @@ const SHORTEST_PERIOD: Duration = Duration::from_millis(10);
 /// fed what was counted since the last sample, each value at the upper bound of its bucket. If the
 /// recorder has the bounds [`WAIT_SECONDS_BOUNDS`](crate::WAIT_SECONDS_BOUNDS) for
 /// `slab_pool_wait_seconds` and `RTT_SECONDS_BOUNDS` (feature `net`) for `slab_rudp_rtt_seconds`, the
-/// buckets are exact; the sum is an upper bound unless values lie above the last bound.
+/// buckets are exact; the sum is an upper bound unless values lie above the last bound. Of more than a million new values,
+/// as a source may have that was in use for days before its first sample, a sample records a million, from all buckets
+/// alike, and leaves the rest to the next ones. A recorder needs one sampler for as long as it lives: another one would
+/// record into histograms what the first has recorded.
 ///
 /// The facade cannot remove a series: when a source is unregistered, its gauges go to 0 and its counters
 /// stand still. If a source is registered under the same name again, its counters and histograms go on
@@ -335,11 +342,17 @@ impl Handle {
                     return &rest[1..];
                 }
                 let histogram = recorder.register_histogram(key, &METADATA);
+                let new = counts.iter().zip(&**recorded);
+                let all: u64 = new.map(|(count, recorded)| count - recorded).sum();
+                let most = all.min(MAX_VALUES);
                 for ((count, recorded), nanos) in counts.iter().zip(recorded).zip(at) {
                     let new = count - *recorded;
                     if new > 0 {
-                        histogram.record_many(nanos as f64 / 1e9, new as usize);
-                        *recorded = *count;
+                        // Rounded up, so that no bucket with anything in it waits for its turn.
+                        let share =
+                            (u128::from(new) * u128::from(most)).div_ceil(all.into()) as u64;
+                        histogram.record_many(nanos as f64 / 1e9, share as usize);
+                        *recorded += share;
                     }
                 }
                 // The facade computes the sum itself.
@@ -379,8 +392,10 @@ mod tests {
     use crate::names::RUDP_MEMORY_BLOCKED_SECONDS_TOTAL;
     use crate::names::{HTTP_ENDED_CONNECTIONS_TOTAL, HTTP_REQUESTS_TOTAL, POOL_WAIT_SECONDS};
     use crate::series::{Describe, Source};
-    use metrics::NoopRecorder;
+    use metrics::{Histogram, HistogramFn, KeyName, NoopRecorder, SharedString, Unit};
     use metrics_exporter_prometheus::PrometheusBuilder;
+    use std::collections::BTreeMap;
+    use std::sync::Mutex;
 
     /// Has counted so many requests, and as many ends of connections.
     struct Counted(String, u64);
@@ -445,6 +460,67 @@ mod tests {
             page.contains("\nslab_pool_wait_seconds_count 7\n"),
             "{page}"
         );
+    }
+
+    /// How often each value was recorded, in nanoseconds, whatever the histogram.
+    #[derive(Default)]
+    struct Recorded(Mutex<BTreeMap<u64, u64>>);
+
+    impl HistogramFn for Recorded {
+        fn record(&self, seconds: f64) {
+            self.record_many(seconds, 1);
+        }
+
+        fn record_many(&self, seconds: f64, count: usize) {
+            let mut all = self.0.lock().unwrap();
+            *all.entry((seconds * 1e9).round() as u64).or_default() += count as u64;
+        }
+    }
+
+    /// All histograms are this one.
+    struct ToOne(Arc<Recorded>);
+
+    impl Recorder for ToOne {
+        fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+        fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+        fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+        fn register_counter(&self, _: &Key, _: &Metadata<'_>) -> Counter {
+            Counter::noop()
+        }
+        fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
+            Gauge::noop()
+        }
+        fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
+            Histogram::from_arc(Arc::clone(&self.0))
+        }
+    }
+
+    /// A recorder takes memory for each value until it is read.
+    #[test]
+    fn a_sample_records_a_million_values_at_most_and_the_next_ones_record_the_rest() {
+        let Kind::Histogram(bounds) = POOL_WAIT_SECONDS.kind else {
+            unreachable!()
+        };
+        let recorded = Arc::<Recorded>::default();
+        let collector = Collector::new();
+        let recorder = ToOne(Arc::clone(&recorded));
+        let mut sampler = Sampler::new(collector.clone(), recorder);
+        let mut values = vec![0; POOL_WAIT_SECONDS.width()];
+        (values[0], values[3], values[5]) = (3 << 20, 1 << 20, 1);
+        let source = Arc::new(Values(&POOL_WAIT_SECONDS, values));
+        collector.register(SourceKind::Pool, "rx", source).unwrap();
+        let mut sample = || {
+            sampler.sample();
+            let all = recorded.0.lock().unwrap();
+            assert!(all.len() <= 3, "{all:?}");
+            [0, 3, 5].map(|at| all.get(&bounds[at]).copied().unwrap_or(0))
+        };
+        let [first, second, third] = sample();
+        assert_eq!(third, 1);
+        assert!(first.abs_diff(MAX_VALUES / 4 * 3) <= 1 && second.abs_diff(MAX_VALUES / 4) <= 1);
+        let samples = [(); 5].map(|()| sample());
+        assert_eq!(samples[4], [3 << 20, 1 << 20, 1]);
+        assert!(samples[1] < samples[4], "{samples:?}");
     }
 
     #[test]

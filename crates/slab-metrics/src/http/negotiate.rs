@@ -10,28 +10,29 @@ pub(super) fn wants_openmetrics(headers: &HeaderMap) -> bool {
         media.eq_ignore_ascii_case("application/openmetrics-text")
             && version.is_none_or(|v| v.trim_matches('"') == "1.0.0")
     });
-    let text = quality(headers, ACCEPT, |media, _| {
-        ["text/plain", "text/*"]
-            .iter()
-            .any(|m| media.eq_ignore_ascii_case(m))
+    // Of the ranges that cover the text format, the most specific one counts.
+    let text = ["text/plain", "text/*", "*/*"].iter().find_map(|range| {
+        quality(headers, ACCEPT, |media, _| {
+            media.eq_ignore_ascii_case(range)
+        })
     });
-    openmetrics > 0 && openmetrics >= text
+    openmetrics > Some(0) && openmetrics >= text
 }
 
 pub(super) fn accepts_gzip(headers: &HeaderMap) -> bool {
     let gzip = quality(headers, ACCEPT_ENCODING, |coding, _| {
         coding.eq_ignore_ascii_case("gzip") || coding.eq_ignore_ascii_case("x-gzip")
     });
-    gzip > 0
+    gzip > Some(0)
 }
 
-/// Returns the highest quality, in thousandths, of the entries whose name and version `is_match` accepts; 0
+/// Returns the highest quality, in thousandths, of the entries whose name and version `is_match` accepts; none
 /// if there is no such entry or its quality cannot be parsed.
 fn quality(
     headers: &HeaderMap,
     header: impl AsHeaderName,
     is_match: impl Fn(&str, Option<&str>) -> bool,
-) -> u32 {
+) -> Option<u32> {
     let lists = headers.get_all(header).into_iter();
     lists
         .filter_map(|list| list.to_str().ok())
@@ -52,7 +53,6 @@ fn quality(
             }
         })
         .max()
-        .unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -80,6 +80,10 @@ mod tests {
         assert!(asks("Application/OpenMetrics-Text"));
         assert!(asks("text/plain;q=0.5,application/openmetrics-text;q=0.5"));
         assert!(asks("application/openmetrics-text;q=0.005"));
+        assert!(asks("*/*,application/openmetrics-text"));
+        assert!(asks(
+            "text/*;q=0.9,text/plain;q=0.1,application/openmetrics-text;q=0.5"
+        ));
         assert!(asks(
             "application/openmetrics-text; version=\"1.0.0\"; charset=utf-8"
         ));
@@ -91,6 +95,9 @@ mod tests {
             "application/openmetrics-text;q=0",
             "application/openmetrics-text;q=0.1,text/plain;q=0.2",
             "application/openmetrics-text;q=0.5,TEXT/*;q=0.9",
+            "application/openmetrics-text;q=0.5,*/*;q=0.9",
+            "application/openmetrics-text;q=0.5,*/*",
+            "text/*;q=0.9,application/openmetrics-text;q=0.5,*/*;q=0.1",
             "application/openmetrics-text;q=0.5,text/plain;q=0.1,text/plain;q=0.9",
             "application/openmetrics-text;Q=0.1,text/plain;q=0.2",
             "application/openmetrics-text;q=0.501,text/plain;q=0.502",

@@ -329,6 +329,6 @@ fn refuse(stream: TcpStream) {
         return;
     };
     let _ = stream.write(ANSWER);
-    // Closing with a request unread would make the kernel discard the answer.
-    let _ = stream.read(&mut [0; 1024]);
+    // Closing with a request unread would make the kernel discard the answer: all of the longest header.
+    let _ = stream.read(&mut [0; HEADER_BYTES]);
 }

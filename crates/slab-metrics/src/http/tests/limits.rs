@@ -62,18 +62,22 @@ async fn a_refusal_is_a_whole_answer_and_no_reset() {
     let address = server.local_addr();
     let mut serving = pin!(server.serve(std::future::pending()));
     let _first = TcpStream::connect(address).await.unwrap();
-    let mut second = TcpStream::connect(address).await.unwrap();
-    // Its request is there before it is refused.
-    let asks = request("GET", "/metrics");
-    second.write_all(asks.as_bytes()).await.unwrap();
-    let mut answer = Vec::new();
-    tokio::select! {
-        () = &mut serving => unreachable!(),
-        read = second.read_to_end(&mut answer) => { read.unwrap(); }
+    // The shortest, and about the longest that is not refused for its length.
+    for field in [0, 8000] {
+        let mut second = TcpStream::connect(address).await.unwrap();
+        // Its request is there before it is refused.
+        let asks = request("GET", "/metrics").replace("\r\n\r\n", "\r\nx: ");
+        let asks = format!("{asks}{}\r\n\r\n", "a".repeat(field));
+        second.write_all(asks.as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        tokio::select! {
+            () = &mut serving => unreachable!(),
+            read = second.read_to_end(&mut answer) => { read.unwrap(); }
+        }
+        let answer = String::from_utf8(answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 503 Service Unavailable\r\n"));
+        assert!(answer.ends_with("\r\n\r\n"), "{answer}");
     }
-    let answer = String::from_utf8(answer).unwrap();
-    assert!(answer.starts_with("HTTP/1.1 503 Service Unavailable\r\n"));
-    assert!(answer.ends_with("\r\n\r\n"), "{answer}");
 }
 
 #[tokio::test]
