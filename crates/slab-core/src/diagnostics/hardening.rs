@@ -9,7 +9,7 @@
 //! nothing but zeros over all of such a piece is missed. In a pool that zeroes on free the pattern is zero, too.
 
 use crate::class::CHUNK_ALIGN;
-use crate::sync::{AtomicU32, Ordering, Table};
+use crate::diagnostics::unit_set::UnitSet;
 use core::ptr::NonNull;
 
 /// An odd byte, so that neither an address nor a length made of it is plausible.
@@ -19,8 +19,8 @@ const POISON: u8 = 0xF5;
 pub(crate) struct Hardening {
     /// What freed chunks are filled with.
     fill: u8,
-    /// A bit per unit of the arena: the chunk that begins there is in a caller's hand.
-    in_use: Table<AtomicU32>,
+    /// The chunks in callers' hands.
+    in_use: UnitSet,
 }
 
 impl Hardening {
@@ -29,7 +29,7 @@ impl Hardening {
     pub(crate) fn new(arena_bytes: usize, zero_on_free: bool) -> Result<Self, i32> {
         Ok(Self {
             fill: if zero_on_free { 0 } else { POISON },
-            in_use: Table::new((arena_bytes / CHUNK_ALIGN).div_ceil(32))?,
+            in_use: UnitSet::new(arena_bytes)?,
         })
     }
 
@@ -39,10 +39,8 @@ impl Hardening {
     /// # Safety
     /// The chunk has `bytes` bytes at `at`, and nobody else has it.
     pub(crate) unsafe fn handed_out(&self, unit: u32, at: NonNull<u8>, bytes: usize) {
-        let bit = 1 << (unit % 32);
-        let before = self.word(unit).fetch_or(bit, Ordering::Relaxed);
         assert!(
-            before & bit == 0,
+            self.in_use.insert(unit),
             "chunk {at:?} of {bytes} bytes is handed out twice"
         );
         // SAFETY: by the caller's promise; the bytes are the system's zeros, or were filled when the
@@ -61,10 +59,8 @@ impl Hardening {
     /// # Safety
     /// If it is, the chunk has `bytes` bytes at `at`, and the caller gives it up.
     pub(crate) unsafe fn given_back(&self, unit: u32, at: NonNull<u8>, bytes: usize) {
-        let bit = 1 << (unit % 32);
-        let before = self.word(unit).fetch_and(!bit, Ordering::Relaxed);
         assert!(
-            before & bit != 0,
+            self.in_use.remove(unit),
             "chunk {at:?} of {bytes} bytes was freed twice"
         );
         // SAFETY: by the caller's promise.
@@ -73,11 +69,7 @@ impl Hardening {
 
     /// Is the chunk that begins there in a caller's hand?
     pub(crate) fn is_in_use(&self, unit: u32) -> bool {
-        self.word(unit).load(Ordering::Relaxed) >> (unit % 32) & 1 == 1
-    }
-
-    fn word(&self, unit: u32) -> &AtomicU32 {
-        self.in_use.at((unit / 32) as usize)
+        self.in_use.contains(unit)
     }
 }
 

@@ -5,3 +5,4 @@ pub(crate) mod hardening;
 pub(crate) mod recorder;
 #[cfg(feature = "leak-tracking")]
 pub(crate) mod track;
+pub(crate) mod unit_set;

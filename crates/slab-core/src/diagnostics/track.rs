@@ -2,14 +2,14 @@
 //!
 //! A pool that tracks sends every allocation and free through the slow path, by the same gate that
 //! zeroing on free uses; one that does not track runs as if the feature were off. Of the
-//! allocations one in `n` is recorded, in a map under a mutex. A bit per unit of the arena tells a free
-//! whether its chunk was recorded, so that frees of other chunks take no lock.
+//! allocations one in `n` is recorded, in a map under a mutex. A [`UnitSet`] tells a free whether its chunk
+//! was recorded, so that frees of other chunks take no lock.
 
-use crate::class::CHUNK_ALIGN;
+use crate::diagnostics::unit_set::UnitSet;
 use crate::pool::SlabPool;
 use crate::pool::inner::Inner;
 use crate::pool::request::Request;
-use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering, Table};
+use crate::sync::{AtomicU64, Mutex, Ordering};
 use core::fmt;
 use core::num::NonZeroU32;
 use core::panic::Location;
@@ -56,8 +56,8 @@ pub(crate) struct Tracker {
     /// One allocation in so many is recorded.
     one_in: u64,
     allocs: AtomicU64,
-    /// A bit per unit of the arena: the chunk that begins there is in `live`.
-    tracked: Table<AtomicU32>,
+    /// The chunks in `live`.
+    tracked: UnitSet,
     pub(crate) live: Mutex<BTreeMap<u32, Record>>,
 }
 
@@ -68,7 +68,7 @@ impl Tracker {
         Ok(Self {
             one_in: u64::from(one_in.get()),
             allocs: AtomicU64::new(0),
-            tracked: Table::new((arena_bytes / CHUNK_ALIGN).div_ceil(32))?,
+            tracked: UnitSet::new(arena_bytes)?,
             live: Mutex::new(BTreeMap::new()),
         })
     }
@@ -84,22 +84,15 @@ impl Tracker {
             class,
         };
         self.live.lock().insert(unit, record);
-        // Relaxed, here and below: the chunk itself is passed on by ways that order this.
-        self.word(unit)
-            .fetch_or(1 << (unit % 32), Ordering::Relaxed);
+        self.tracked.insert(unit);
     }
 
     pub(crate) fn given_back(&self, unit: u32) {
-        let bit = 1 << (unit % 32);
-        if self.word(unit).load(Ordering::Relaxed) & bit == 0 {
-            return;
+        // First only looks: most chunks are not in the set, and a look writes nothing.
+        if self.tracked.contains(unit) {
+            self.tracked.remove(unit);
+            self.live.lock().remove(&unit);
         }
-        self.word(unit).fetch_and(!bit, Ordering::Relaxed);
-        self.live.lock().remove(&unit);
-    }
-
-    fn word(&self, unit: u32) -> &AtomicU32 {
-        self.tracked.at((unit / 32) as usize)
     }
 
     /// The oldest first.

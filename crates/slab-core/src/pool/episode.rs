@@ -9,19 +9,13 @@ use crate::sync::{AtomicU64, Ordering};
 /// Without a clock an episode ends with the first allocation that is served.
 const QUIET_MILLIS: u64 = if cfg!(feature = "std") { 1000 } else { 0 };
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Episode {
     /// Milliseconds of [`now`] at the last refusal; 0 outside of an episode.
     last: AtomicU64,
 }
 
 impl Episode {
-    pub(crate) fn new() -> Self {
-        Self {
-            last: AtomicU64::new(0),
-        }
-    }
-
     /// An allocation was refused, or has to wait; `true` if an episode begins.
     pub(crate) fn record_refusal(&self) -> bool {
         self.last.swap(now(), Ordering::Relaxed) == 0
@@ -70,7 +64,7 @@ mod tests {
 
     #[test]
     fn refusals_in_a_row_are_one_episode() {
-        let episode = Episode::new();
+        let episode = Episode::default();
         assert!(!episode.record_success());
         assert!(episode.record_refusal());
         assert!(!episode.record_refusal());

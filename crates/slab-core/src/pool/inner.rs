@@ -88,7 +88,7 @@ impl Drop for Handle {
 }
 
 /// A class's counters of what bypasses the magazines, and of those of threads that have ended.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Uncached {
     pub(crate) from_depot: AtomicU64,
     pub(crate) from_slab: AtomicU64,
@@ -277,23 +277,9 @@ impl Inner {
             depot: Depot::new(blocks, lanes, &classes),
             classes: *classes,
             singles,
-            uncached: core::array::from_fn(|_| Uncached {
-                from_depot: AtomicU64::new(0),
-                from_slab: AtomicU64::new(0),
-                frees: AtomicU64::new(0),
-                exhausted: AtomicU64::new(0),
-                waits: AtomicU64::new(0),
-                waiters_refused: AtomicU64::new(0),
-                exhaustion: Episode::new(),
-                in_use_peak: AtomicU64::new(0),
-                from_magazine: AtomicU64::new(0),
-                frees_local: AtomicU64::new(0),
-                frees_remote: AtomicU64::new(0),
-                ended_remote: AtomicU64::new(0),
-                ended_flushed: AtomicU64::new(0),
-            }),
+            uncached: core::array::from_fn(|_| Uncached::default()),
             too_large: AtomicU64::new(0),
-            commit_refusals: Episode::new(),
+            commit_refusals: Episode::default(),
             slabs: HandoffMutex::new(SlabLayer::new(slabs)),
             arena: slot.take().expect(FULL),
             registry: Mutex::new(Vec::new()),

@@ -261,6 +261,13 @@ impl Packet {
             .unwrap_or((self.as_ptr().addr(), self.len))
     }
 
+    /// The length of that memory: the packet's own bytes and those that it pins. An empty packet, which needs none,
+    /// counts as 0.
+    #[inline]
+    pub(crate) fn occupied_bytes(&self) -> usize {
+        if self.is_empty() { 0 } else { self.memory().1 }
+    }
+
     /// [`PacketPool::compact`] with the packet's own pool: returns a copy in a chunk of its own size if
     /// the packet pins a far larger one, and the packet itself otherwise.
     ///

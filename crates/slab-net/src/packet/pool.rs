@@ -120,6 +120,12 @@ impl PacketPool {
         self.tailroom as usize
     }
 
+    /// The bytes of a buffer's chunk that do not count as capacity asked for: headroom and tailroom.
+    #[inline(always)]
+    pub(crate) fn room(&self) -> usize {
+        self.headroom as usize + self.tailroom as usize
+    }
+
     /// Returns an empty buffer with a capacity of at least `len` bytes, in a chunk of the smallest size
     /// class that holds `len`, headroom and tailroom. A `len` of 0 takes a chunk too: a buffer finds
     /// its pool through its memory, so a buffer of this pool cannot be without a chunk.
@@ -132,16 +138,14 @@ impl PacketPool {
     #[inline(always)]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn try_alloc(&self, len: usize) -> Result<PacketBuf, AllocError> {
-        let room = self.headroom as usize + self.tailroom as usize;
-        let chunk = self.slab.try_alloc(len.saturating_add(room))?;
+        let chunk = self.slab.try_alloc(len.saturating_add(self.room()))?;
         Ok(PacketBuf::from_chunk(chunk, self.headroom))
     }
 
     /// Like [`try_alloc`](Self::try_alloc), for a caller that can do without.
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub(super) fn try_alloc_spare(&self, len: usize) -> Option<PacketBuf> {
-        let room = self.headroom as usize + self.tailroom as usize;
-        let chunk = self.slab.try_alloc_spare(len.saturating_add(room))?;
+        let chunk = self.slab.try_alloc_spare(len.saturating_add(self.room()))?;
         Some(PacketBuf::from_chunk(chunk, self.headroom))
     }
 
@@ -174,7 +178,7 @@ impl PacketPool {
         &self,
         len: usize,
     ) -> impl Future<Output = Result<PacketBuf, AllocError>> + Send + use<'_> {
-        let room = self.headroom as usize + self.tailroom as usize;
+        let room = self.room();
         let mut chunk = self.slab.alloc(len.saturating_add(room));
         async move {
             // No span for an allocation that does not wait.
@@ -304,7 +308,7 @@ impl PacketPool {
         least: usize,
         most: usize,
     ) -> Result<PacketBuf, Refusal> {
-        let room = self.headroom as usize + self.tailroom as usize;
+        let room = self.room();
         let least = least.saturating_add(room);
         // No allocation exceeds `isize::MAX`, which is the lower of the two on 32-bit targets.
         let largest = (u32::MAX as usize).min(isize::MAX as usize);
@@ -317,8 +321,7 @@ impl PacketPool {
 
     /// Whether the heap limit leaves, at this moment, a buffer of this capacity.
     pub(super) fn heap_leaves(&self, capacity: usize) -> bool {
-        let room = self.headroom() + self.tailroom();
-        self.settings.heap_left() >= capacity.saturating_add(room) as u64
+        self.settings.heap_left() >= capacity.saturating_add(self.room()) as u64
     }
 
     /// Like [`with_capacity`](Self::with_capacity), but from the heap only, and `None` where that
@@ -335,7 +338,7 @@ impl PacketPool {
         most: usize,
     ) -> Result<PacketBuf, AllocError> {
         self.try_alloc(len).or_else(|error| {
-            let room = self.headroom() + self.tailroom();
+            let room = self.room();
             let sizes = self.slab.size_classes().sizes().iter();
             let mut larger = sizes.filter(|&&size| size > len + room && size <= most);
             let found = larger.find_map(|size| self.try_alloc(size - room).ok());
@@ -407,11 +410,10 @@ impl PacketPool {
     #[must_use]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn compact(&self, packet: Packet) -> Packet {
-        let (len, pinned) = (packet.len(), packet.pinned_bytes());
+        let (len, occupied) = (packet.len(), packet.occupied_bytes());
         if len == 0 {
             return Packet::new();
         }
-        let occupied = len + pinned;
         if occupied <= len.saturating_mul(self.settings.compact_ratio as usize) {
             return packet;
         }

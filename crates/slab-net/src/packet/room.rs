@@ -500,7 +500,7 @@ impl PacketBuf {
         let Some(chunk) = self.owner.as_chunk() else {
             return needed;
         };
-        let room = pool.headroom() + pool.tailroom();
+        let room = pool.room();
         if chunk.is_unique() && chunk.capacity() >= needed.saturating_add(room) {
             // It is large enough; only the length of the contents keeps it from being used on.
             let most = pool.slab().size_classes().largest().saturating_sub(room);

@@ -125,7 +125,9 @@ pub async fn forward(
                 yield_if_half_full(&queue).await;
             }
             Ok(Err(error)) => {
-                if let Some(end) = errors.count_consecutive(&error, receiver.is_by_others(&error)) {
+                if let Some(end) =
+                    errors.count_consecutive(&error, receiver.is_caused_by_others(&error))
+                {
                     break end;
                 }
                 tokio::task::yield_now().await;
@@ -164,8 +166,8 @@ async fn drain(receiver: &mut UdpReceiver, queue: &QueueSender, errors: &mut Err
             }
             Err(error) => {
                 in_vain += 1;
-                let is_by_others = receiver.is_by_others(&error);
-                let end = errors.count_consecutive(&error, is_by_others);
+                let is_caused_by_others = receiver.is_caused_by_others(&error);
+                let end = errors.count_consecutive(&error, is_caused_by_others);
                 if end.is_some() || in_vain == MAX_ERRORS_OF_DRAINING {
                     return;
                 }
@@ -190,19 +192,15 @@ struct ErrorCounts {
 }
 
 impl ErrorCounts {
-    fn count(&mut self, error: &io::Error) {
+    /// Counts an error; returns the reason to end if there were too many in a row.
+    fn count_consecutive(&mut self, error: &io::Error, is_caused_by_others: bool) -> Option<Ended> {
         if self.total == 0 {
             tracing::warn!(%error, "receiving failed, continuing");
         }
         self.total += 1;
-    }
-
-    /// Counts an error; returns the reason to end if there were too many in a row.
-    fn count_consecutive(&mut self, error: &io::Error, is_by_others: bool) -> Option<Ended> {
-        self.count(error);
         // As many of these arrive as others like to send, or as datagrams were sent to closed ports: no fault
         // of this socket.
-        if !is_by_others {
+        if !is_caused_by_others {
             self.consecutive += 1;
         }
         if self.consecutive < MAX_CONSECUTIVE_ERRORS {

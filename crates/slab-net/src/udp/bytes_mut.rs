@@ -8,8 +8,9 @@
 use super::batch::segments;
 use super::datagram::Datagram;
 use super::episode::DropEpisode;
+use super::error_watch::ErrorWatch;
+use super::reader::DRAIN_CALLS;
 use super::receiver::UdpReceiver;
-use super::refusals::Refusals;
 use super::sender::UdpSender;
 use super::socket::Socket;
 use super::stats::SocketMonitor;
@@ -31,8 +32,6 @@ const MAX_SLOTS: usize = 8;
 /// How many buffers are checked for being free before another one is allocated. At the cap, where only
 /// a free buffer helps, all are checked.
 const MAX_REUSE_CHECKS: usize = 16;
-/// The number of successive system calls that only count, while no buffer is free.
-const DRAIN_CALLS: usize = 4;
 
 /// Buffers in the order in which they were handed out.
 struct ReuseRing {
@@ -105,7 +104,7 @@ impl ReuseRing {
 /// ```
 pub struct BytesMutReceiver {
     socket: Arc<Socket>,
-    refusals: Refusals,
+    errors: ErrorWatch,
     ring: ReuseRing,
     /// Free buffers for the next system call, empty and [prepared](Buffer::prepare).
     slots: ArrayVec<BytesMut, MAX_SLOTS>,
@@ -131,7 +130,7 @@ impl UdpReceiver {
         truncated.socket = no_memory.socket;
         BytesMutReceiver {
             socket: Arc::clone(self.socket()),
-            refusals: Refusals::of(self.socket()),
+            errors: ErrorWatch::of(self.socket()),
             ring: ReuseRing {
                 used: VecDeque::new(),
                 allocated: 0,
@@ -188,7 +187,7 @@ impl BytesMutReceiver {
             let read = match socket.io.poll_read(cx, || self.read(&socket)) {
                 Poll::Ready(read) => read,
                 Poll::Pending => {
-                    ready!(self.refusals.poll(&socket, cx))?;
+                    ready!(self.errors.poll(&socket, cx))?;
                     self.read(&socket)
                 }
             };

@@ -4,7 +4,9 @@
 //! writing too, it would cause an event each time the system lets go of a datagram that it sent, although nobody
 //! waits for room: an echo would wake its runtime twice.
 
+use std::future::Future;
 use std::io;
+use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use tokio::io::Interest;
 #[cfg(unix)]
@@ -15,6 +17,25 @@ use {
     tokio::runtime::Handle,
     tokio::task::coop::poll_proceed,
 };
+
+/// A wait for a socket that owns it. Tokio's own place to wait in a socket is for one task only, and a socket is shared.
+pub(super) type Wait = Pin<Box<dyn Future<Output = io::Result<()>> + Send + Sync>>;
+
+type Call<'a, T> = &'a mut dyn FnMut() -> io::Result<T>;
+
+/// Makes a system call by tokio's `try_io`, which forgets that the socket is ready if the call returns `WouldBlock`. But
+/// tokio may not have noticed yet that the socket is ready, and then does not make the call: this makes it nevertheless.
+fn call_in_any_case<T>(
+    mut call: impl FnMut() -> io::Result<T>,
+    try_io: impl FnOnce(Call<'_, T>) -> io::Result<T>,
+) -> io::Result<T> {
+    let mut was_called = false;
+    let result = try_io(&mut || {
+        was_called = true;
+        call()
+    });
+    if was_called { result } else { call() }
+}
 
 #[cfg(unix)]
 #[derive(Debug)]
@@ -59,10 +80,10 @@ impl Io {
         })
     }
 
-    /// Calls `read` if the runtime believes that there is something to read. If that returns `WouldBlock`,
-    /// [`poll_read`](Self::poll_read) waits for something new.
-    pub(super) fn try_read<T>(&self, read: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-        self.socket.try_io(Interest::READABLE, |_| read())
+    /// Calls `read`. If that returns `WouldBlock`, [`poll_read`](Self::poll_read) waits for something new.
+    pub(super) fn read<T>(&self, read: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+        let readable = |read: Call<'_, T>| self.socket.try_io(Interest::READABLE, |_| read());
+        call_in_any_case(read, readable)
     }
 
     /// Waits until the system has an error for the socket, which a read returns if no send does before.
@@ -76,13 +97,8 @@ impl Io {
         let Some(registered) = self.to_write.get() else {
             return write();
         };
-        let mut was_called = false;
-        let written = registered.try_io(Interest::WRITABLE, |_| {
-            was_called = true;
-            write()
-        });
-        // Tokio may not have noticed yet that there is room, and then does not call it.
-        if was_called { written } else { write() }
+        let writable = |write: Call<'_, T>| registered.try_io(Interest::WRITABLE, |_| write());
+        call_in_any_case(write, writable)
     }
 
     /// Waits until the send buffer may have room; returns `false` at once if there is no descriptor to wait with.
@@ -176,25 +192,19 @@ impl Io {
         read: impl FnOnce() -> io::Result<T>,
     ) -> Poll<io::Result<T>> {
         ready!(self.0.poll_recv_ready(cx))?;
-        Poll::Ready(self.try_read(read))
+        Poll::Ready(self.0.try_io(Interest::READABLE, read))
     }
 
-    pub(super) fn try_read<T>(&self, read: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-        self.0.try_io(Interest::READABLE, read)
+    pub(super) fn read<T>(&self, read: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+        call_in_any_case(read, |read| self.0.try_io(Interest::READABLE, read))
     }
 
     pub(super) async fn error(&self) -> io::Result<()> {
         self.0.ready(Interest::ERROR).await.map(drop)
     }
 
-    pub(super) fn write<T>(&self, mut write: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-        let mut was_called = false;
-        let written = self.0.try_io(Interest::WRITABLE, || {
-            was_called = true;
-            write()
-        });
-        // As above.
-        if was_called { written } else { write() }
+    pub(super) fn write<T>(&self, write: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+        call_in_any_case(write, |write| self.0.try_io(Interest::WRITABLE, write))
     }
 
     pub(super) async fn writable(&self) -> io::Result<bool> {

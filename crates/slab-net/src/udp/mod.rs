@@ -49,6 +49,7 @@
 // | `uring` | the receive path by io_uring (feature `io-uring`) |
 // | `sender`, `transmit`, `sink` | the send path: system calls, what is sent and how it is cut, a `Sink` |
 // | `bytes_mut`, `quinn` | genuine `BytesMut` for consumers that need them; a socket for quinn (feature `quinn`) |
+// | `io`, `error_watch` | how a runtime drives a socket; waiting for the errors of a connected one |
 // | `sys` | system calls and socket options |
 // | `stats`, `tally`, `episode` | counters; log events for drops, once an episode |
 // | `error` | errors |
@@ -59,13 +60,13 @@ mod bytes_mut;
 mod datagram;
 mod episode;
 mod error;
+mod error_watch;
 mod io;
 mod prefetch;
 #[cfg(feature = "quinn")]
 mod quinn;
 mod reader;
 mod receiver;
-mod refusals;
 mod sender;
 mod shard;
 mod sink;

@@ -1,6 +1,7 @@
 //! [`QuinnSocket`]: our socket under quinn 0.11.
 
 use super::datagram::Ecn;
+use super::io::Wait;
 use super::receiver::UdpReceiver;
 use super::sender::UdpSender;
 use super::socket::Socket;
@@ -198,7 +199,7 @@ impl quinn::AsyncUdpSocket for QuinnSocket {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 // No reason to end; and any host on the path can cause it.
-                Err(error) if self.socket.is_by_others(&error) => {}
+                Err(error) if self.socket.is_caused_by_others(&error) => {}
                 Err(error) => return Poll::Ready(Err(error)),
             }
         }
@@ -224,7 +225,7 @@ impl quinn::AsyncUdpSocket for QuinnSocket {
 /// One of quinn's tasks that waits for room in the send buffer.
 struct Writable {
     sender: UdpSender,
-    waiting: Option<Pin<Box<dyn Future<Output = io::Result<()>> + Send + Sync>>>,
+    waiting: Option<Wait>,
 }
 
 impl quinn::UdpPoller for Writable {

@@ -1,8 +1,9 @@
-//! [`Reader`]: makes one system call, and batches of its results.
+//! [`Reader`]: makes system calls, one at a time, and batches of their results.
 
 use super::batch::PacketBatch;
 use super::datagram::Datagram;
 use super::episode::DropEpisode;
+use super::error_watch::ErrorWatch;
 use super::slots::Slots;
 use super::socket::Socket;
 use super::spare::SpareBuffers;
@@ -15,9 +16,11 @@ use slab_core::{AllocError, Chunk, SlabPool};
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 
-/// The number of successive system calls that only count, while the pool is exhausted.
-const DRAIN_CALLS: usize = 4;
+/// The number of successive system calls that only count, while there is no memory.
+pub(super) const DRAIN_CALLS: usize = 4;
 
 /// The fewest buffers in a system call. One buffer more than there are datagrams shows that the queue
 /// is empty, and saves the call that would find out.
@@ -129,6 +132,41 @@ impl Reader {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         Ok(())
+    }
+
+    /// Waits for the socket by readiness until there is a batch in `ready`, which must be empty at first, or
+    /// something was read and dropped.
+    pub(super) fn poll_fill(
+        &mut self,
+        socket: &Arc<Socket>,
+        errors: &mut ErrorWatch,
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<()>> {
+        loop {
+            // Uses up tokio's budget at each turn, so that reads whose datagrams are all dropped cannot
+            // monopolize the thread.
+            let read = match socket.io.poll_read(cx, || self.read(socket)) {
+                Poll::Ready(read) => read,
+                Poll::Pending => {
+                    // There are some if `try_recv_batch` filled all that it had, and found no end.
+                    self.release_buffers();
+                    ready!(errors.poll(socket, cx))?;
+                    self.read(socket)
+                }
+            };
+            if !self.ready.is_empty() {
+                return Poll::Ready(Ok(()));
+            }
+            match read {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Poll::Ready(Err(error)),
+                Ok(()) => {
+                    // Lets other tasks run, which may free memory.
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+            }
+        }
     }
 
     pub(super) fn buffer_bytes(&self) -> usize {

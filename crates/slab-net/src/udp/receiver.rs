@@ -4,8 +4,8 @@ use super::batch::PacketBatch;
 use super::builder::UdpReceiverBuilder;
 use super::datagram::Datagram;
 use super::error::BindError;
+use super::error_watch::ErrorWatch;
 use super::reader::Reader;
-use super::refusals::Refusals;
 use super::sender::UdpSender;
 use super::socket::Socket;
 use super::stats::SocketMonitor;
@@ -63,7 +63,7 @@ const MAX_FRUITLESS_READS: usize = 8;
 pub struct UdpReceiver {
     socket: Arc<Socket>,
     reader: Reader,
-    refusals: Refusals,
+    errors: ErrorWatch,
     /// Whether the kernel drops whatever arrives.
     is_stopped: bool,
     #[cfg(all(target_os = "linux", feature = "io-uring"))]
@@ -74,7 +74,7 @@ impl UdpReceiver {
     pub(super) fn new(socket: Arc<Socket>, mut reader: Reader) -> Self {
         reader.set_socket(socket.address);
         Self {
-            refusals: Refusals::of(&socket),
+            errors: ErrorWatch::of(&socket),
             socket,
             reader,
             is_stopped: false,
@@ -221,8 +221,8 @@ impl UdpReceiver {
     }
 
     /// Returns `true` if others have caused this error, and it is no fault of the socket.
-    pub(crate) fn is_by_others(&self, error: &io::Error) -> bool {
-        self.socket.is_by_others(error)
+    pub(crate) fn is_caused_by_others(&self, error: &io::Error) -> bool {
+        self.socket.is_caused_by_others(error)
     }
 
     /// Waits until there is a batch to [drain](Self::drain_ready).
@@ -286,18 +286,7 @@ impl UdpReceiver {
         if let Some(uring) = &mut self.uring {
             return uring.try_fill(socket, reader);
         }
-        // Tokio may not have noticed yet that the socket is readable, and then would not call `read`.
-        let mut was_called = false;
-        let mut read = || {
-            was_called = true;
-            reader.read(socket)
-        };
-        let outcome = socket.io.try_read(&mut read);
-        if was_called {
-            outcome
-        } else {
-            reader.read(socket)
-        }
+        socket.io.read(|| reader.read(socket))
     }
 
     /// Waits for the socket until there is a batch in `ready`, which must be empty at first.
@@ -305,7 +294,7 @@ impl UdpReceiver {
         let Self {
             socket,
             reader,
-            refusals,
+            errors,
             ..
         } = self;
         // The system no longer has it, so nothing would wake the task for it.
@@ -314,33 +303,9 @@ impl UdpReceiver {
         }
         #[cfg(all(target_os = "linux", feature = "io-uring"))]
         if let Some(uring) = &mut self.uring {
-            return uring.poll_fill(socket, reader, refusals, cx);
+            return uring.poll_fill(socket, reader, errors, cx);
         }
-        loop {
-            // Uses up tokio's budget at each turn, so that reads whose datagrams are all dropped cannot
-            // monopolize the thread.
-            let read = match socket.io.poll_read(cx, || reader.read(socket)) {
-                Poll::Ready(read) => read,
-                Poll::Pending => {
-                    // There are some if `try_recv_batch` filled all that it had, and found no end.
-                    reader.release_buffers();
-                    ready!(refusals.poll(socket, cx))?;
-                    reader.read(socket)
-                }
-            };
-            if !reader.ready.is_empty() {
-                return Poll::Ready(Ok(()));
-            }
-            match read {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Poll::Ready(Err(error)),
-                Ok(()) => {
-                    // Lets other tasks run, which may free memory.
-                    cx.waker().wake_by_ref();
-                    return Poll::Pending;
-                }
-            }
-        }
+        reader.poll_fill(socket, errors, cx)
     }
 
     /// Stops receiving: makes the kernel drop what arrives from now on, and count it in

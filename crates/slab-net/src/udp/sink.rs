@@ -2,6 +2,7 @@
 
 use super::datagram::{Datagram, Ecn};
 use super::error::SendError;
+use super::io::Wait;
 use super::sender::UdpSender;
 use super::transmit::Transmit;
 use crate::packet::Packet;
@@ -9,7 +10,7 @@ use arrayvec::ArrayVec;
 use core::fmt;
 use futures_sink::Sink;
 use std::collections::VecDeque;
-use std::io::{self, IoSlice};
+use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -160,9 +161,8 @@ impl Outgoing {
 pub struct UdpSink {
     sender: UdpSender,
     queued: VecDeque<Outgoing>,
-    /// Set while the send buffer is full. Allocated for each wait: tokio's own place to wait in the
-    /// socket is for one task only, and senders are shared.
-    waiting: Option<Pin<Box<dyn Future<Output = io::Result<()>> + Send + Sync>>>,
+    /// Set while the send buffer is full.
+    waiting: Option<Wait>,
     /// The error of a packet that is gone, not yet reported.
     failed: Option<SendError>,
 }

@@ -161,7 +161,7 @@ impl Socket {
     /// Returns `true` if this error of a read is what a host or router reported (ICMP), and no fault of the socket. On
     /// Unix only one with a peer is told of it: to any other such a number means something else, which may last.
     #[cold]
-    pub(super) fn is_by_others(&self, error: &io::Error) -> bool {
+    pub(super) fn is_caused_by_others(&self, error: &io::Error) -> bool {
         is_icmp_error(error) && (!cfg!(unix) || self.is_connected())
     }
 }

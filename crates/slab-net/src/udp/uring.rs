@@ -8,9 +8,9 @@
 //! readiness, to count and drop datagrams, until there is memory again.
 
 use super::batch::PacketBatch;
+use super::error_watch::ErrorWatch;
 use super::io::poll_read_ready;
 use super::reader::{Drops, Making, Reader, smaller_copy};
-use super::refusals::Refusals;
 use super::socket::Socket;
 use super::sys::is_icmp_error;
 use super::sys::uring::{Completion, Filled, PREFIX_BYTES, Ring, RingFd};
@@ -100,7 +100,7 @@ impl Uring {
         &mut self,
         socket: &Arc<Socket>,
         reader: &mut Reader,
-        refusals: &mut Refusals,
+        errors: &mut ErrorWatch,
         cx: &mut Context<'_>,
     ) -> Poll<io::Result<()>> {
         loop {
@@ -109,7 +109,7 @@ impl Uring {
                 return Poll::Ready(Err(late));
             }
             if !self.top_up(reader)? {
-                return Self::poll_read_and_drop(socket, reader, refusals, cx);
+                return Self::poll_read_and_drop(socket, reader, errors, cx);
             }
             // Uses up tokio's budget at each turn.
             let mut events = ready!(poll_read_ready(&self.events, cx))?;
@@ -129,29 +129,13 @@ impl Uring {
     fn poll_read_and_drop(
         socket: &Arc<Socket>,
         reader: &mut Reader,
-        refusals: &mut Refusals,
+        errors: &mut ErrorWatch,
         cx: &mut Context<'_>,
     ) -> Poll<io::Result<()>> {
-        loop {
-            let read = match socket.io.poll_read(cx, || reader.read(socket)) {
-                Poll::Ready(read) => read,
-                Poll::Pending => {
-                    ready!(refusals.poll(socket, cx))?;
-                    reader.read(socket)
-                }
-            };
-            reader.release_buffers();
-            match read {
-                _ if !reader.ready.is_empty() => return Poll::Ready(Ok(())),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Poll::Ready(Err(error)),
-                Ok(()) => {
-                    // Lets other tasks run, which may free memory.
-                    cx.waker().wake_by_ref();
-                    return Poll::Pending;
-                }
-            }
-        }
+        let filled = reader.poll_fill(socket, errors, cx);
+        // The next buffers may be those of io_uring again.
+        reader.release_buffers();
+        filled
     }
 
     /// Takes what is available now; `WouldBlock` if there is nothing.

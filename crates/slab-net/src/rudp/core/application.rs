@@ -147,7 +147,7 @@ impl Session {
     pub fn recv(&mut self) -> Option<Packet> {
         let (segments, bytes) = self.receive.front_message()?;
         if segments == 1 {
-            return self.pop().map(|(packet, _)| packet);
+            return self.pop();
         }
         if bytes == 0 {
             // Needs no buffer, and a reader cannot wait for one of no bytes.
@@ -182,7 +182,7 @@ impl Session {
             return None;
         }
         for _ in 0..segments {
-            if let Some((segment, _)) = self.pop() {
+            if let Some(segment) = self.pop() {
                 buf.extend_from_slice(&segment);
             }
         }
@@ -194,17 +194,17 @@ impl Session {
     pub fn recv_segments(&mut self, to: &mut Vec<Packet>) -> Option<usize> {
         let (segments, _) = self.receive.front_message()?;
         for _ in 0..segments {
-            to.extend(self.pop().map(|(packet, _)| packet));
+            to.extend(self.pop());
         }
         Some(segments)
     }
 
     /// Returns the next bytes in order, regardless of message boundaries: for a peer in stream mode.
     pub fn read(&mut self) -> Option<Packet> {
-        self.pop().map(|(packet, _)| packet)
+        self.pop()
     }
 
-    fn pop(&mut self) -> Option<(Packet, bool)> {
+    fn pop(&mut self) -> Option<Packet> {
         let popped = self.receive.pop();
         self.message_wait = None;
         self.receive

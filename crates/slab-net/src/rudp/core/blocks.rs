@@ -170,7 +170,7 @@ impl Blocks {
     }
 
     fn open_block(&mut self, needed: usize, more: usize, pool: &PacketPool) -> Option<u32> {
-        let room = pool.headroom() + pool.tailroom();
+        let room = pool.room();
         let largest = pool.slab().size_classes().largest().saturating_sub(room);
         // While earlier segments are in flight, more than was announced is likely to come.
         let likely = if self.is_empty() {
@@ -192,7 +192,7 @@ impl Blocks {
     }
 
     fn allocate(&mut self, bytes: usize, pool: &PacketPool) -> Option<(PacketBuf, usize)> {
-        let room = pool.headroom() + pool.tailroom();
+        let room = pool.room();
         let class = pool.slab().class_for(bytes + room)?;
         let reserved = pool.slab().size_classes().sizes()[class];
         if !self.reserve(reserved) {

@@ -93,12 +93,12 @@ fn copy_if_shared(packet: Packet, slot: usize, pool: &PacketPool) -> Option<(Pac
     if packet.is_empty() {
         return Some((Packet::new(), 0));
     }
-    let bytes = packet.len() + packet.pinned_bytes();
+    let bytes = packet.occupied_bytes();
     if bytes <= slot {
         return Some((packet, bytes));
     }
     let copy = pool.try_copy_from_slice(&packet).ok()?;
-    let bytes = copy.len() + copy.pinned_bytes();
+    let bytes = copy.occupied_bytes();
     Some((copy, bytes))
 }
 
@@ -141,10 +141,7 @@ impl Session {
         if datagrams.unsent.len() == MAX_UNSENT {
             return Err((packet, SendError::Blocked));
         }
-        let bytes = match packet.is_empty() {
-            true => 0,
-            false => packet.len() + packet.pinned_bytes(),
-        };
+        let bytes = packet.occupied_bytes();
         if !datagrams.account.reserve(bytes) {
             return Err((packet, SendError::NoMemory));
         }
@@ -286,13 +283,13 @@ mod tests {
         // Nor does one whose peer asks twice, and says nothing else.
         session.send_datagram(datagram()).unwrap();
         session.on_datagram(datagram(), false);
-        session.on_wask();
+        session.shrink_if_both_idle();
         let now = session.now;
         while session.poll_transmit(now, &mut scratch, 1).is_some() {}
         assert!(session.recv_datagram().is_some());
         let (unsent, received) = capacities(&session);
         assert!(unsent > 0 && received > 0);
-        session.on_wask();
+        session.shrink_if_both_idle();
         assert_eq!(capacities(&session), (0, 0));
     }
 }

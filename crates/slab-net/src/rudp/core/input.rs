@@ -159,37 +159,8 @@ impl Session {
                     self.on_datagram(payload, batch.transient);
                 }
                 Command::Cookie => {}
-                Command::AskWindow => {
-                    self.send_wins = true;
-                    // There may have been no memory for this before.
-                    self.receive.make_room(&self.pool, batch);
-                    self.grow_for_message();
-                    self.on_wask();
-                    digest.may_narrow |= header.frg == OURS && header.una == self.send.next();
-                    self.peer.token = header.ts;
-                    self.peer.has_token = true;
-                    self.queue_not_receiving();
-                }
-                Command::TellWindow => {
-                    self.on_wins(&header);
-                    let of_server = matches!(header.frg, OURS_UNPROVED | OURS_SERVER);
-                    self.peer.seems_ours = header.frg == OURS || of_server;
-                    // Other implementations leave in a WINS the `ts` of the last acknowledgement in front of it,
-                    // which may be that of our challenge.
-                    if header.ts == self.token && self.peer.seems_ours {
-                        if self.side == Side::Server && of_server {
-                            // Two servers, as in `handle`, whose challenges were lost.
-                            return self.end(CloseReason::Reset);
-                        }
-                        self.peer.doubts_our_address = header.frg == OURS_UNPROVED;
-                        // A peer that had to prove its address asks until it hears that it has.
-                        self.send_wins |= !self.peer.is_ours;
-                        self.peer.is_ours = true;
-                        let most = header.sn.min(MAX_FRAGMENTS);
-                        self.peer.largest_window = self.peer.largest_window.max(most);
-                        self.on_address_validated();
-                    }
-                }
+                Command::AskWindow => self.on_wask(&header, batch, &mut digest),
+                Command::TellWindow => self.on_wins(&header),
                 Command::Close if header.frg == RESET => return self.on_reset(),
                 Command::Close if header.frg == NOT_RECEIVING => self.on_not_receiving(),
                 Command::Close => {
@@ -205,9 +176,45 @@ impl Session {
         self.apply_digest(&digest);
     }
 
+    /// A WASK: owes the peer a WINS, which is to carry its token.
+    fn on_wask(&mut self, header: &Header, batch: &mut BatchBuffer, digest: &mut Digest) {
+        self.send_wins = true;
+        // There may have been no memory for this before.
+        self.receive.make_room(&self.pool, batch);
+        self.grow_for_message();
+        self.shrink_if_both_idle();
+        digest.may_narrow |= header.frg == OURS && header.una == self.send.next();
+        self.peer.token = header.ts;
+        self.peer.has_token = true;
+        self.queue_not_receiving();
+    }
+
+    /// A WINS: learns what the peer is, if it carries our token.
+    fn on_wins(&mut self, header: &Header) {
+        self.measure_wask(header);
+        let of_server = matches!(header.frg, OURS_UNPROVED | OURS_SERVER);
+        self.peer.seems_ours = header.frg == OURS || of_server;
+        // Other implementations leave in a WINS the `ts` of the last acknowledgement in front of it, which may be
+        // that of our challenge.
+        if header.ts != self.token || !self.peer.seems_ours {
+            return;
+        }
+        if self.side == Side::Server && of_server {
+            // Two servers, as in `handle`, whose challenges were lost.
+            return self.end(CloseReason::Reset);
+        }
+        self.peer.doubts_our_address = header.frg == OURS_UNPROVED;
+        // A peer that had to prove its address asks until it hears that it has.
+        self.send_wins |= !self.peer.is_ours;
+        self.peer.is_ours = true;
+        let most = header.sn.min(MAX_FRAGMENTS);
+        self.peer.largest_window = self.peer.largest_window.max(most);
+        self.on_address_validated();
+    }
+
     /// Measures the round trip of a WASK, which ends with its first answer. A WINS is also sent unasked, when a
     /// reader has made room; one that comes when a question is due again may be such a WINS, and the answer lost.
-    fn on_wins(&mut self, header: &Header) {
+    fn measure_wask(&mut self, header: &Header) {
         self.peer.has_sent_wins = true;
         if self.peer.is_ours && header.ts != self.token {
             return; // Its sender has not seen the question.

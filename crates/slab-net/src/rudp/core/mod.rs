@@ -156,8 +156,8 @@ pub struct Session {
     tail_probed: bool,
     /// When to ask for the peer's window again, and how many milliseconds to wait after that.
     probe: Option<(Time, NonZeroU32)>,
-    /// Since when a message fills the window, and when to try again to grow it. Boxed, as few sessions need it.
-    message_wait: Option<Box<(Time, Time)>>,
+    /// Set while a message fills the window. Boxed, as few sessions need it.
+    message_wait: Option<Box<MessageWait>>,
     keepalive_at: Time,
     last_received: Time,
     phase: Phase,
@@ -238,6 +238,14 @@ impl Peer {
     }
 }
 
+/// A message fills the window, and cannot be read before there is room for the rest of it.
+#[derive(Debug, Clone, Copy)]
+struct MessageWait {
+    since: Time,
+    /// When to try again to grow the window.
+    retry_at: Time,
+}
+
 /// How far the peer's address can be trusted.
 #[derive(Debug)]
 struct Path {
@@ -247,19 +255,21 @@ struct Path {
     unanswered_since: u32,
     /// Bytes that may be sent to an unproved address: three times those received, less those sent.
     allowance: i32,
-    /// What is on the wire around each datagram sent, and around each received.
-    overhead: (u8, u8),
+    /// Bytes on the wire around each datagram sent.
+    sent_overhead: u8,
+    /// Bytes on the wire around each datagram received.
+    received_overhead: u8,
 }
 
 impl Path {
     fn earn(&mut self, received: usize) {
-        let received = received.saturating_add(self.overhead.1.into());
+        let received = received.saturating_add(self.received_overhead.into());
         let earned = received.saturating_mul(3).try_into();
         self.allowance = self.allowance.saturating_add(earned.unwrap_or(i32::MAX));
     }
 
     fn spend(&mut self, sent: usize, datagrams: usize) {
-        let spent = sent.saturating_add(datagrams.saturating_mul(self.overhead.0.into()));
+        let spent = sent.saturating_add(datagrams.saturating_mul(self.sent_overhead.into()));
         let spent = spent.try_into().unwrap_or(i32::MAX);
         self.allowance = self.allowance.saturating_sub(spent);
     }
@@ -363,7 +373,8 @@ impl Session {
                 validated: side == Side::Client,
                 unanswered_since: 0,
                 allowance: 0,
-                overhead: (0, 0),
+                sent_overhead: 0,
+                received_overhead: 0,
             },
             ts_offset: random as u32,
             // Never 0: that is what other implementations answer with.
@@ -472,7 +483,8 @@ impl Session {
     /// Counts what the endpoint adds to each datagram that it sends, and what it takes off each that it receives, in
     /// bytes, in what may be sent to an unproved address.
     pub(in super::super) fn set_overhead(&mut self, sent: u8, received: u8) {
-        self.path.overhead = (sent, received);
+        self.path.sent_overhead = sent;
+        self.path.received_overhead = received;
     }
 
     /// Returns `true` if the peer runs this library. Known after a round trip.
@@ -542,7 +554,7 @@ impl Session {
 /// The size of the chunk that the longest segment received takes, in bytes.
 fn slot_bytes(config: &SessionConfig, pool: &PacketPool) -> Result<usize, OpenError> {
     let classes = pool.slab().size_classes();
-    let room = pool.headroom() + pool.tailroom();
+    let room = pool.room();
     let slot = config.max_segment() + room;
     // A segment to be sent lies in a chunk with its header.
     let (needed, largest) = (slot.max(config.mtu + room), classes.largest());

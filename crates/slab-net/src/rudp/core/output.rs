@@ -167,7 +167,7 @@ impl Session {
         if self.path.validated {
             return usize::MAX;
         }
-        let overhead = i32::from(self.path.overhead.0);
+        let overhead = i32::from(self.path.sent_overhead);
         let allowance = self.path.allowance.saturating_sub(overhead);
         usize::try_from(allowance).unwrap_or(0)
     }
@@ -466,7 +466,7 @@ impl Session {
             max_datagrams: max_datagrams.max(1),
             mtu: self.config.mtu,
             allowance: self.allowance(),
-            overhead: self.path.overhead.0.into(),
+            overhead: self.path.sent_overhead.into(),
             total: 0,
         }
     }

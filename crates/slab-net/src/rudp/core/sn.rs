@@ -46,13 +46,11 @@ impl<T: Default> Ring<T> {
         &mut self.slots[index]
     }
 
-    /// Makes room for `slots` slots, and moves the contents of `first..first + count`.
+    /// Makes it a ring of at least `slots` slots, more than now, and moves the contents of `first..first + count`.
     #[cold]
     #[inline(never)]
     pub(super) fn grow(&mut self, slots: u32, first: u32, count: u32) {
-        if slots <= self.capacity() {
-            return;
-        }
+        debug_assert!(slots > self.capacity());
         let mut larger = Self::new(slots);
         for sn in (0..count).map(|n| first.wrapping_add(n)) {
             *larger.at_mut(sn) = core::mem::take(self.at_mut(sn));

@@ -3,10 +3,10 @@
 use super::super::error::CloseReason;
 use super::super::time::Time;
 use super::super::wire::HEADER_BYTES;
-use super::Session;
 use super::close::Phase;
 use super::send::Cause;
 use super::undo::Undo;
+use super::{MessageWait, Session};
 use core::num::NonZeroU32;
 use core::time::Duration;
 
@@ -36,7 +36,7 @@ impl Session {
             self.loss_at,
             self.paced_until(),
             self.probe_at(),
-            self.message_wait.as_ref().map(|wait| wait.1),
+            self.message_wait.as_ref().map(|wait| wait.retry_at),
         ];
         times.into_iter().flatten().min()
     }
@@ -53,7 +53,7 @@ impl Session {
         let wait = self
             .message_wait
             .as_ref()
-            .map(|wait| wait.0 + self.silence_limit());
+            .map(|wait| wait.since + self.silence_limit());
         [phase, wait, Some(self.idle_deadline())]
             .into_iter()
             .flatten()
@@ -160,7 +160,11 @@ impl Session {
         if self.finish_deadline().is_some_and(|at| at <= now) {
             self.queue_end_mark();
         }
-        if self.message_wait.as_ref().is_some_and(|wait| wait.1 <= now) {
+        if self
+            .message_wait
+            .as_ref()
+            .is_some_and(|wait| wait.retry_at <= now)
+        {
             self.grow_for_message();
             if self.ended().is_some() {
                 return;
@@ -218,7 +222,7 @@ impl Session {
 
     /// A WASK has come. Two idle ends that ask in turn restart each other's keepalive, so that one of them might
     /// never find itself idle: two questions with no data between them count as idle, too.
-    pub(super) fn on_wask(&mut self) {
+    pub(super) fn shrink_if_both_idle(&mut self) {
         let quiet = core::mem::replace(&mut self.peer.asked_since_data, true);
         if quiet && self.send.is_empty() {
             self.shrink_datagrams();
@@ -243,16 +247,25 @@ impl Session {
         let now = self.now;
         let since = self
             .message_wait
-            .get_or_insert_with(|| Box::new((now, now)))
-            .0;
+            .get_or_insert_with(|| {
+                Box::new(MessageWait {
+                    since: now,
+                    retry_at: now,
+                })
+            })
+            .since;
         let (waited, end) = (now.since(since), since + self.silence_limit());
         if self.receive.is_largest() || end <= now {
             return self.reset(CloseReason::MessageTooLong);
         }
         let again = now + waited.clamp(GROW_RETRY_FIRST, GROW_RETRY_LONGEST);
         if let Some(wait) = &mut self.message_wait {
-            let at = if wait.1 <= now { again } else { wait.1 };
-            wait.1 = at.min(end);
+            let at = if wait.retry_at <= now {
+                again
+            } else {
+                wait.retry_at
+            };
+            wait.retry_at = at.min(end);
         }
     }
 

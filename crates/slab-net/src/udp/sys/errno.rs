@@ -50,7 +50,7 @@ mod tests {
     /// The number of each error that the kernel's tables have, and of some that they have not.
     #[test]
     fn errors_that_others_cause_are_told_from_the_sockets_own() {
-        let is_by_others = |code| is_icmp_error(&io::Error::from_raw_os_error(code));
+        let is_caused_by_others = |code| is_icmp_error(&io::Error::from_raw_os_error(code));
         for code in [
             libc::ECONNREFUSED,
             libc::EHOSTUNREACH,
@@ -62,10 +62,10 @@ mod tests {
             libc::EACCES,
             libc::EMSGSIZE,
         ] {
-            assert!(is_by_others(code), "{code}");
+            assert!(is_caused_by_others(code), "{code}");
         }
         for code in [libc::ENOMEM, libc::ENETDOWN, libc::EPERM, libc::EAGAIN] {
-            assert!(!is_by_others(code), "{code}");
+            assert!(!is_caused_by_others(code), "{code}");
         }
     }
 }

@@ -20,15 +20,6 @@ impl Buffer {
     }
 }
 
-/// Pool memory that a segment alone keeps in use, in bytes; an empty segment keeps none.
-pub(super) fn occupied(packet: &Packet) -> usize {
-    if packet.is_empty() {
-        0
-    } else {
-        packet.len() + packet.pinned_bytes()
-    }
-}
-
 impl ReceiveQueue {
     /// Accounts for a segment's memory; `None` if there is none for it. An `awaited` segment may lie in more than
     /// its slot.
@@ -40,7 +31,7 @@ impl ReceiveQueue {
         pool: &PacketPool,
         batch: &mut BatchBuffer,
     ) -> Option<Held> {
-        let occupied = occupied(&packet);
+        let occupied = packet.occupied_bytes();
         if batch.transient && !packet.is_empty() {
             if batch.pool_exhausted && !awaited {
                 return None;
@@ -96,7 +87,7 @@ impl ReceiveQueue {
         let mut copy = pool.try_alloc_or_larger(packet.len(), most).ok()?;
         copy.extend_from_slice(packet);
         let copy = copy.freeze();
-        let occupied = occupied(&copy);
+        let occupied = copy.occupied_bytes();
         self.copied += 1;
         Some(self.charge_unshared(frg, copy, occupied))
     }
@@ -196,7 +187,7 @@ impl ReceiveQueue {
             let Ok(copy) = pool.try_copy_from_slice(&held.packet) else {
                 break;
             };
-            let bytes = copy.len() + copy.pinned_bytes();
+            let bytes = copy.occupied_bytes();
             held.buffer = UNSHARED;
             held.packet = copy;
             held.charge = bytes as u32;

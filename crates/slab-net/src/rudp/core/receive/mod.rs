@@ -392,8 +392,8 @@ impl ReceiveQueue {
             }
         }
         if ahead as u32 >= self.ring.capacity() {
-            let wanted = (ahead as u32 + 1).next_power_of_two();
-            self.ring.grow(wanted, self.read, self.ring.capacity());
+            let (needed, present) = (ahead as u32 + 1, self.ring.capacity());
+            self.ring.grow(needed, self.read, present);
         }
         if self.ring.at(sn).is_some() {
             return Inserted::Duplicate;
@@ -465,8 +465,8 @@ impl ReceiveQueue {
         }
     }
 
-    /// Takes the next segment in order: its payload, and whether it ends a message.
-    pub(super) fn pop(&mut self) -> Option<(Packet, bool)> {
+    /// Takes the payload of the next segment in order.
+    pub(super) fn pop(&mut self) -> Option<Packet> {
         if self.readable() == 0 {
             return None;
         }
@@ -476,14 +476,14 @@ impl ReceiveQueue {
         self.complete -= u32::from(held.frg == 0);
         self.charged -= held.charge as usize;
         if self.oversize > 0 && held.buffer == UNSHARED {
-            self.oversize -= buffers::occupied(&held.packet).saturating_sub(self.slot());
+            self.oversize -= held.packet.occupied_bytes().saturating_sub(self.slot());
         }
         if held.buffer != UNSHARED {
             self.deferred += 1;
             self.remove_from_buffer(held.buffer);
         }
         self.check();
-        Some((held.packet, held.frg == 0))
+        Some(held.packet)
     }
 
     /// The segments and bytes of the message at the front, if it is complete.

@@ -1,23 +1,20 @@
-//! [`Refusals`]: wakes who receives from a connected socket when the system has an error for it.
+//! [`ErrorWatch`]: wakes who receives from a connected socket when the system has an error for it.
 //!
-//! A host that has nobody at a port says so (ICMP "port unreachable"), and the next read or send returns that. To tokio
-//! it is no reason to wake who waits for something to read, unless asked; and what to ask is a future that borrows the
-//! socket. So here is one that owns it, made anew after each error.
+//! A host that has nobody at a port says so (ICMP "port unreachable"), and the next read or send returns that. Tokio
+//! does not wake a task for it that waits for something to read, only one that waits for errors; and its future for
+//! that borrows the socket. So here is one that owns the socket, made anew after each error.
 
+use super::io::Wait;
 use super::socket::Socket;
 use std::fmt;
-use std::future::Future;
 use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-type Waiting = Pin<Box<dyn Future<Output = io::Result<()>> + Send + Sync>>;
-
 /// Nothing for a socket that is not connected: the system tells it of no such errors.
-pub(super) struct Refusals(Option<Waiting>);
+pub(super) struct ErrorWatch(Option<Wait>);
 
-impl Refusals {
+impl ErrorWatch {
     pub(super) fn of(socket: &Arc<Socket>) -> Self {
         // Elsewhere a read that fails counts as one that is ready.
         let is_told = cfg!(unix) && socket.is_connected();
@@ -40,13 +37,15 @@ impl Refusals {
 }
 
 #[cold]
-fn wait(socket: &Arc<Socket>) -> Waiting {
+fn wait(socket: &Arc<Socket>) -> Wait {
     let socket = Arc::clone(socket);
     Box::pin(async move { socket.io.error().await })
 }
 
-impl fmt::Debug for Refusals {
+impl fmt::Debug for ErrorWatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Refusals").field(&self.0.is_some()).finish()
+        f.debug_tuple("ErrorWatch")
+            .field(&self.0.is_some())
+            .finish()
     }
 }
