@@ -567,6 +567,42 @@ fn a_cleared_decoder_recovers_from_the_first_group_on() {
     anew.finish();
 }
 
+/// Before the old group is forgotten. The error of what is computed from both would be a multiple of the difference of
+/// their datagrams, whose sizes are alike: nothing in it shows that nobody has sent it.
+#[test]
+fn shards_of_a_peer_that_begins_anew_are_not_combined_with_its_old_ones() {
+    for before in [0, 3, 6] {
+        let (mut pair, mut anew) = (Pair::new(3, 1), Pair::new(3, 1));
+        for n in 0..before + 1 {
+            for shard in pair.shards(&[n; 100]) {
+                assert!(pair.handle(&shard).is_empty());
+            }
+        }
+        let mut shards: Vec<_> = (0..before + 3)
+            .flat_map(|n| anew.shards(&[100 + n; 100]))
+            .collect();
+        // Of the group that was begun before, the second is lost.
+        shards.remove(usize::from(before) / 3 * 4 + 1);
+        let recovered: Vec<_> = shards.iter().flat_map(|shard| pair.handle(shard)).collect();
+        assert_eq!(recovered, [[101 + before; 100]]);
+        pair.check_memory();
+        pair.finish();
+        anew.finish();
+    }
+}
+
+#[test]
+fn a_shard_that_comes_twice_costs_its_group_nothing() {
+    let mut pair = Pair::new(3, 2);
+    let shards: Vec<_> = (0..3).flat_map(|n| pair.shards(&[n; 100])).collect();
+    let recovered: Vec<_> = [0, 0, 3, 3, 4]
+        .iter()
+        .flat_map(|&at: &usize| pair.handle(&shards[at]))
+        .collect();
+    assert_eq!(recovered, [[1; 100], [2; 100]]);
+    pair.finish();
+}
+
 #[test]
 fn lack_of_memory_disables_protection_and_recovery_and_is_counted() {
     // The budget has room for one shard.

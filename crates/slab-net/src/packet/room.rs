@@ -252,6 +252,11 @@ impl PacketBuf {
         }
     }
 
+    /// The bytes of memory that the buffer alone keeps in use: headroom and capacity.
+    pub(crate) fn occupied_bytes(&self) -> usize {
+        self.headroom() + self.capacity()
+    }
+
     /// Puts `header` in front of the contents.
     ///
     /// Moves nothing if it fits into the [`headroom`](Self::headroom). Otherwise shifts the contents if

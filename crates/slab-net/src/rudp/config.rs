@@ -14,7 +14,7 @@ const MIN_MTU: usize = 64;
 const MAX_MTU: usize = 65507;
 pub(super) const MAX_WINDOW: u32 = 32768;
 /// Below the resolution of a session's clock, 1 us, it would ask all the time.
-const MIN_KEEPALIVE: Duration = Duration::from_millis(1);
+const MIN_TIMEOUT: Duration = Duration::from_millis(1);
 
 /// How a session sends when the network, rather than the peer's window, is the limit.
 ///
@@ -175,8 +175,8 @@ impl SessionConfig {
     }
 
     /// Sets how long a peer that has not proved its address may be silent, if that is shorter than the idle
-    /// timeout; and how long it may leave unacknowledged what is sent to it, whatever else comes from its address.
-    /// Default: 10 s.
+    /// timeout; and how long it may leave unacknowledged what is sent to it, whatever else comes from its address. To
+    /// prove it takes a round trip. A millisecond at least. Default: 10 s.
     pub fn unproved_timeout(mut self, timeout: Duration) -> Self {
         self.unproved_timeout = timeout;
         self
@@ -207,8 +207,9 @@ impl SessionConfig {
             ("dead link", (2..=1000).contains(&self.dead_link)),
             (
                 "keepalive",
-                self.keepalive >= MIN_KEEPALIVE && self.keepalive < self.idle_timeout,
+                self.keepalive >= MIN_TIMEOUT && self.keepalive < self.idle_timeout,
             ),
+            ("unproved timeout", self.unproved_timeout >= MIN_TIMEOUT),
         ];
         match checks.iter().find(|(_, ok)| !ok) {
             Some(&(what, _)) => Err(SessionConfigError { what }),
@@ -245,6 +246,7 @@ impl fmt::Display for SessionConfigError {
             "interval" => "10 ms to 5 s",
             "dead link" => "2 to 1000 transmissions",
             "keepalive" => "1 ms or more, and less than the idle timeout",
+            "unproved timeout" => "1 ms or more",
             _ => "1 to 32768 segments",
         };
         write!(
@@ -272,7 +274,8 @@ mod tests {
             config.window(MAX_WINDOW, MAX_WINDOW),
             config.interval(millis(10)),
             config.interval(secs(5)),
-            config.keepalive(MIN_KEEPALIVE),
+            config.keepalive(MIN_TIMEOUT),
+            config.unproved_timeout(MIN_TIMEOUT),
             config.idle_timeout(secs(7)).keepalive(millis(6999)),
         ] {
             assert_eq!(end.validate(), Ok(()), "{end:?}");
@@ -285,6 +288,7 @@ mod tests {
             (config.interval(millis(9)), "interval"),
             (config.interval(millis(5001)), "interval"),
             (config.keepalive(Duration::ZERO), "keepalive"),
+            (config.unproved_timeout(Duration::ZERO), "unproved timeout"),
             (config.idle_timeout(secs(7)).keepalive(secs(7)), "keepalive"),
         ] {
             assert_eq!(beyond.validate(), Err(SessionConfigError { what }));

@@ -12,9 +12,15 @@
 //! | error correction, encryption | `fec`, `crypto`: features `fec`, `aes-gcm` |
 //! | counters | [`EndpointMonitor`], [`EndpointStats`], [`SessionStats`] |
 
-// Files: `core` has the protocol, `endpoint` the sockets, tasks and sessions as an application sees them; `budget` is what
-// sessions may promise and use, `measures` what all sessions of an endpoint measure together, `time` the clock as a
-// number.
+// | module | what |
+// |---|---|
+// | `core`, `wire` | the protocol; its segments in bytes |
+// | `endpoint` | the sockets, tasks and sessions as an application sees them |
+// | `fec`, `crypto` | error correction and encryption of datagrams, if configured |
+// | `budget` | what sessions may promise and use of a pool's memory |
+// | `config`, `error`, `stats` | how a session behaves; errors; counters of a session |
+// | `measures` | what all sessions of an endpoint measure together |
+// | `time` | the clock as a number |
 
 mod budget;
 mod config;

@@ -152,7 +152,7 @@ impl Blocks {
     /// back otherwise.
     pub(super) fn adopt(&mut self, mut packet: PacketBuf) -> Result<Place, PacketBuf> {
         let (len, size) = (packet.len(), HEADER_BYTES + packet.len());
-        let occupied = packet.headroom() + packet.capacity();
+        let occupied = packet.occupied_bytes();
         if packet.class().is_none()
             || packet.headroom() < HEADER_BYTES
             || occupied > size.next_multiple_of(64) * ADOPT_RATIO
@@ -215,7 +215,7 @@ impl Blocks {
             return None;
         }
         let buf = pool.try_alloc_or_larger(bytes, usize::MAX).ok()?;
-        let reserved = buf.headroom() + buf.capacity();
+        let reserved = buf.occupied_bytes();
         self.reserve(reserved).then_some((buf, reserved))
     }
 

@@ -145,6 +145,8 @@ impl Session {
         if !datagrams.account.reserve(bytes) {
             return Err((packet, SendError::NoMemory));
         }
+        // An empty one is not paid for, and so must keep no chunk.
+        let packet = if bytes == 0 { Packet::new() } else { packet };
         datagrams.unsent.push_back((packet, bytes));
         Ok(())
     }
@@ -291,5 +293,21 @@ mod tests {
         assert!(unsent > 0 && received > 0);
         session.shrink_if_both_idle();
         assert_eq!(capacities(&session), (0, 0));
+    }
+
+    #[test]
+    fn an_empty_datagram_that_is_queued_keeps_no_chunk() {
+        let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+        let budget = MemoryBudget::new(8 << 20);
+        let (config, side) = (SessionConfig::fast(), Side::Client);
+        let mut session =
+            Session::open(7, &config, side, &pool, &budget, 9 << 32, Time::ZERO).unwrap();
+        session.peer.is_ours = true;
+        session.peer.has_token = true;
+        let before = pool.slab().stats().in_use();
+        session
+            .send_datagram(pool.try_alloc(1000).unwrap().freeze())
+            .unwrap();
+        assert_eq!(pool.slab().stats().in_use(), before);
     }
 }

@@ -16,6 +16,7 @@ use core::future::{Future, poll_fn};
 use core::pin::{Pin, pin};
 use core::slice;
 use core::task::Poll;
+use core::time::Duration;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -29,12 +30,22 @@ const YIELD_AFTER_DATAGRAMS: usize = 256;
 /// Timers run before the socket is looked at again.
 const TIMERS_PER_TURN: usize = 256;
 
+/// If the first timer is this late, the task was kept from running, as by a call that blocks its thread. What came
+/// meanwhile waits in the socket: it is read before a session is given up for silence.
+const LATE: Duration = Duration::from_millis(100);
+
+/// The most datagrams that are read before late timers run, more than a socket's default buffer holds. A flood that
+/// makes the task late must not stop the timers.
+const MOST_BEFORE_TIMERS: usize = 16 * 1024;
+
 pub(super) struct Driver {
     receiver: UdpReceiver,
     batches: Vec<PacketBatch>,
     /// Sessions that received something in this turn.
     touched: Vec<Arc<Link>>,
     inbound: Inbound,
+    /// Datagrams read since the timers were last in time.
+    read_while_late: usize,
     /// Dropped last: monitors are told that the endpoint is gone, and with it its socket.
     shared: Arc<Shared>,
 }
@@ -49,6 +60,7 @@ impl Driver {
             batches: Vec::with_capacity(32),
             touched: Vec::new(),
             inbound: Inbound::default(),
+            read_while_late: 0,
         }
     }
 
@@ -73,8 +85,7 @@ impl Driver {
                 sleep.as_mut().reset(shared.instant(at));
                 sleeping_until = next;
             }
-            let timer = next.is_some();
-            if let Some(Err(error)) = self.wait(sleep.as_mut(), timer).await {
+            if let Some(Err(error)) = self.wait(sleep.as_mut(), next.is_some()).await {
                 if error.kind() == io::ErrorKind::ConnectionRefused {
                     self.refuse();
                 }
@@ -88,12 +99,15 @@ impl Driver {
             shared.set_awake();
             let now = shared.now();
             let datagrams = self.dispatch_batches(now);
-            self.run_timers(now);
+            let reads_on = self.reads_on(now, timer, datagrams);
+            if !reads_on {
+                self.run_timers(now);
+            }
             self.flush_blocked(now);
             if self.is_over() {
                 return;
             }
-            if datagrams >= YIELD_AFTER_DATAGRAMS {
+            if datagrams >= YIELD_AFTER_DATAGRAMS || (reads_on && datagrams == 0) {
                 tokio::task::yield_now().await;
             }
         }
@@ -179,6 +193,18 @@ impl Driver {
             link.update(now, |_| {});
         }
         datagrams
+    }
+
+    /// Is the first timer late, and what has come meanwhile still to be read? If nothing was found at first, the runtime
+    /// may not have looked at the socket yet.
+    fn reads_on(&mut self, now: Time, timer: Option<Time>, datagrams: usize) -> bool {
+        if timer.is_none_or(|at| now.since(at) < LATE) {
+            self.read_while_late = 0;
+            return false;
+        }
+        let is_first = self.read_while_late == 0;
+        self.read_while_late += datagrams.max(1);
+        (is_first || datagrams > 0) && self.read_while_late < MOST_BEFORE_TIMERS
     }
 
     fn run_timers(&self, now: Time) {
@@ -341,4 +367,31 @@ fn send_sessionless(shared: &Shared, arrival: Arrival, answer: &[u8]) -> bool {
         shared.table().count_unsent_answer(sent.err());
     }
     is_sent
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::EndpointConfig;
+    use super::*;
+    use crate::packet::PacketPool;
+
+    /// A flood that makes the task late would stop them otherwise.
+    #[tokio::test]
+    async fn late_timers_wait_for_a_limited_number_of_datagrams() {
+        let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+        let config = EndpointConfig::default();
+        let receiver = config.receiver(&pool).bind("127.0.0.1:0".parse().unwrap());
+        let receiver = receiver.unwrap();
+        let shared = Shared::new(receiver.sender(), pool, config).unwrap();
+        let mut driver = Driver::new(Arc::new(shared), receiver);
+        let (at, late) = (Some(Time::ZERO), Time::ZERO + LATE);
+        let mut read = |now, datagrams| driver.reads_on(now, at, datagrams);
+        for _ in 0..2 {
+            assert!(!read(Time::ZERO, 1), "in time");
+            assert_eq!([(); 3].map(|()| read(late, 0)), [true, false, false]);
+            assert!(read(late, 1));
+            let flood = (0..10_000).filter(|_| read(late, 8)).count();
+            assert!((1000..3000).contains(&flood), "{flood}");
+        }
+    }
 }

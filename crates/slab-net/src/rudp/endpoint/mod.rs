@@ -2,12 +2,13 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `connection`, `stream` | a session as the application sees it |
+//! | `connection`, `receiving`, `stream` | a session as the application sees it |
 //! | `driver` | the task that reads the socket and runs the sessions' timers |
 //! | `link`, `shared` | what both share |
 //! | `wakers` | the tasks that wait for a session |
 //! | `table`, `timers`, `recently_ended` | the sessions, when each has to be called, and those that have ended |
-//! | `cookie` | proofs of an address that need no session |
+//! | `addresses` | those of a session's two ends |
+//! | `cookie`, `secret` | proofs of an address that need no session; what they and conversation numbers are made of |
 //! | `protect` | error correction and encryption, if configured |
 //! | `config`, `stats` | limits, and counters |
 
@@ -256,7 +257,8 @@ impl Endpoint {
 
     /// Opens a session to a peer. Does not wait for an answer: see [`Connection::ready`]. An endpoint bound to an
     /// IPv6 address such as `[::]` reaches IPv4 peers if the system allows it. The unspecified address, such as
-    /// that of a server bound to all addresses, is taken for loopback.
+    /// that of a server bound to all addresses, is taken for loopback. A session to the endpoint's own address is one
+    /// with itself: it receives what it sends, and there is nothing to accept.
     ///
     /// # Errors
     /// There are already as many sessions as are allowed, there is no memory for another, the socket cannot send to

@@ -77,7 +77,7 @@ impl Shared {
         Ok(Self {
             protection: Protection::new(&config, &pool, &budget)?,
             sender,
-            most_kept: largest.saturating_sub(pool.headroom() + pool.tailroom()),
+            most_kept: largest.saturating_sub(pool.room()),
             pool,
             budget,
             config,

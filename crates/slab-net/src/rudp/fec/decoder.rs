@@ -14,6 +14,8 @@ use std::sync::Arc;
 /// The window holds this many shards, but no fewer than [`MIN_GROUPS`] groups.
 const WINDOW_SHARDS: u32 = 64;
 const MIN_GROUPS: u32 = 4;
+/// A group so far ahead follows no loss: the peer began anew, at another number, or it is forged.
+const FAR_AHEAD: u32 = 1 << 16;
 /// A shard that contradicts the assumption that the peer uses our counts weighs as much as the shards of this many
 /// groups that confirm it, and at most `MAX_CONTRADICTIONS` are forgiven in a row. If the counts differ, one comes in
 /// every group or two.
@@ -45,6 +47,8 @@ pub struct FecDecoder {
     newest: Option<u32>,
     /// Shards in a row that were behind the window.
     late_in_a_row: u32,
+    /// Was the last data shard of a group that was given up, or complete already?
+    was_refused: bool,
     /// Shards still to be ignored before the peer's counts are believed to be ours again.
     shards_to_ignore: u32,
     /// Shards that confirmed that, less the cost of those that contradicted it.
@@ -93,6 +97,7 @@ impl FecDecoder {
             groups: Vec::new(),
             newest: None,
             late_in_a_row: 0,
+            was_refused: false,
             shards_to_ignore: 0,
             confirmations: 0,
             matrices: Vec::new(),
@@ -121,20 +126,33 @@ impl FecDecoder {
         }
         if self.shards_to_ignore > 0 {
             self.shards_to_ignore -= 1;
-            return;
+            return self.stats.rejected += 1;
         }
         self.confirmations =
             (self.confirmations + 1).min(shards.total() * CONTRADICTION_COST * MAX_CONTRADICTIONS);
         if shard.len() > self.longest_shard || (is_data && !is_size_valid(&shard[COVERED_AT..])) {
             return self.stats.rejected += 1;
         }
-        let Some(at) = self.locate_group(seqid / shards.total()) else {
+        let (number, covered) = (seqid / shards.total(), &shard[COVERED_AT..]);
+        let at = self.locate_group(number);
+        let open = at.filter(|&at| !self.groups[at].closed);
+        if is_data {
+            self.was_refused = open.is_none();
+        }
+        let Some(mut at) = open else {
             return;
         };
-        if self.groups[at].closed || self.groups[at].shards[position].is_some() {
-            return;
+        if let Some(kept) = &self.groups[at].shards[position] {
+            if kept[..] == *covered {
+                return;
+            }
+            // No number is given twice: the peer began anew, or one of the two was forged. What is computed from old and
+            // new shards together was never sent.
+            self.forget_shards();
+            self.open_group(number);
+            at = self.window_index(number);
         }
-        if !self.store_shard(at, position, &shard[COVERED_AT..]) {
+        if !self.store_shard(at, position, covered) {
             return self.stats.no_memory += 1;
         }
         let group = &self.groups[at];
@@ -162,18 +180,23 @@ impl FecDecoder {
 
     /// Forgets all shards: the next ones come from another encoder.
     pub fn clear(&mut self) {
+        self.forget_shards();
+        self.confirmations = 0;
+    }
+
+    fn forget_shards(&mut self) {
         for at in 0..self.groups.len() {
             self.close_group(at);
         }
         self.newest = None;
-        self.confirmations = 0;
+        self.was_refused = false;
     }
 
-    /// A session with the peer begins. [Clears](Self::clear) the decoder if the shard before was behind the window: a
-    /// peer that has begun anew numbers its shards from zero again. Otherwise other sessions go on with this peer,
-    /// and their shards with them.
-    pub(in crate::rudp) fn clear_if_late(&mut self) {
-        if self.late_in_a_row > 0 {
+    /// A session with the peer begins. [Clears](Self::clear) the decoder if the data shard before was behind the window, or
+    /// of a group that was complete already: a peer that has begun anew numbers its shards from zero again. Otherwise
+    /// other sessions go on with this peer, and their shards with them.
+    pub(in crate::rudp) fn clear_if_refused(&mut self) {
+        if self.was_refused {
             self.clear();
         }
     }
@@ -232,6 +255,9 @@ impl FecDecoder {
             Some(newest) => (number + all - newest) % all,
             None => 0,
         };
+        if ahead <= all / 2 && ahead >= FAR_AHEAD {
+            self.forget_shards();
+        }
         if self.newest.is_none() {
             self.open_group(number);
         } else if ahead <= all / 2 {
@@ -287,7 +313,7 @@ impl FecDecoder {
         if group.data + group.parity > 0 {
             (group.data, group.parity) = (0, 0);
             for buf in group.shards.iter_mut().filter_map(Option::take) {
-                self.account.release(occupied(&buf));
+                self.account.release(buf.occupied_bytes());
             }
         }
     }
@@ -297,7 +323,7 @@ impl FecDecoder {
         let Ok(mut buf) = self.pool.try_alloc(covered.len()) else {
             return false;
         };
-        if !self.account.reserve(occupied(&buf)) {
+        if !self.account.reserve(buf.occupied_bytes()) {
             return false;
         }
         buf.extend_from_slice(covered);
@@ -365,11 +391,6 @@ impl FecDecoder {
             }
         }
     }
-}
-
-/// The bytes of pool memory that a buffer takes.
-fn occupied(buf: &PacketBuf) -> usize {
-    buf.headroom() + buf.capacity()
 }
 
 /// The `size` field at the front of what the code covers.
@@ -469,6 +490,28 @@ mod tests {
         }
         let late = decoder.stats().late as usize;
         assert_eq!((recovered.len(), late), (149, 150 - window));
+    }
+
+    /// Where the numbers of an endpoint's path begin is random.
+    #[test]
+    fn a_peer_that_begins_anew_far_ahead_has_skipped_nothing() {
+        let (pool, shards) = (pool(), FecShards::new(2, 1).unwrap());
+        let mut decoder = decoder(shards, &pool);
+        let mut recovered = Vec::new();
+        decoder.handle_shard(&groups(shards, 1)[0], &mut recovered);
+        let budget = MemoryBudget::new(1 << 20);
+        let mut encoder = FecEncoder::new(shards, 1500, &pool, &budget).begin_at(1 << 20);
+        for n in 0..200 {
+            let mut shard = vec![n; 1000];
+            encoder.protect(Time::ZERO, &mut shard);
+            // The first of each group is lost.
+            if n % 2 == 1 {
+                decoder.handle_shard(&shard, &mut recovered);
+                let len = encoder.next_parity(&mut shard).unwrap();
+                decoder.handle_shard(&shard[..len], &mut recovered);
+            }
+        }
+        assert_eq!((recovered.len(), decoder.stats().expired), (100, 0));
     }
 
     /// A peer that had other counts begins anew with ours.

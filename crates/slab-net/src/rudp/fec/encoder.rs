@@ -95,6 +95,15 @@ impl FecEncoder {
         }
     }
 
+    /// Begins at another group than the first, one of half of them.
+    pub(in crate::rudp) fn begin_at(mut self, number: u64) -> Self {
+        let shards = self.code.shards;
+        // Further on, others might take it for one behind the first.
+        let group = number % u64::from(shards.groups() / 2);
+        self.next = group as u32 * shards.total();
+        self
+    }
+
     /// Makes a data shard of the datagram that lies behind [`FEC_HEADER_BYTES`] free bytes in `shard`. Call
     /// [`next_parity`](Self::next_parity) after each one until it returns `None`; parity not taken is not sent.
     ///
@@ -206,7 +215,7 @@ impl FecEncoder {
             let Ok(buf) = self.pool.try_alloc(self.longest_shard) else {
                 break;
             };
-            if !self.account.reserve(buf.headroom() + buf.capacity()) {
+            if !self.account.reserve(buf.occupied_bytes()) {
                 break;
             }
             self.parity.push(buf);

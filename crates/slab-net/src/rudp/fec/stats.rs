@@ -14,8 +14,8 @@ pub struct FecStats {
     pub recovered: u64,
     /// Groups given up with data missing, because too many of their shards were lost or late.
     pub expired: u64,
-    /// Shards refused because their header is not valid or is one of other shard counts, and computed datagrams
-    /// refused because the shards did not fit each other.
+    /// Shards refused because their header is not valid or is one of other shard counts, or because those before
+    /// showed that the peer uses others; and computed datagrams refused because the shards did not fit each other.
     pub rejected: u64,
     /// Shards of groups that had been given up or were never in reach: late, or forged.
     pub late: u64,

@@ -53,7 +53,7 @@ impl ProtectionConfig {
         #[cfg(feature = "fec")]
         if let Some(code) = &self.code {
             let shards = code.shards;
-            let room = pool.headroom() + pool.tailroom();
+            let room = pool.room();
             let classes = pool.slab().size_classes();
             // Where the longest fit no chunk, shorter ones are kept.
             let chunk = |bytes| classes.round_up(bytes + room).unwrap_or(classes.largest());

@@ -6,9 +6,11 @@ use crate::rudp::budget::MemoryBudget;
 use crate::rudp::config::SessionConfig;
 use crate::rudp::fec::{Code, FEC_HEADER_BYTES, FecDecoder, FecEncoder, FecStats};
 use crate::rudp::time::Time;
+use core::hash::BuildHasher;
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
-use std::collections::{HashMap, hash_map};
+use std::collections::HashMap;
+use std::collections::hash_map::{self, RandomState};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -31,6 +33,9 @@ pub(super) struct Paths {
     budget: MemoryBudget,
     /// Locked for look-ups only; nothing else is locked meanwhile.
     paths: Mutex<PathTable>,
+    /// Where each path begins to number its shards: at random. The peer may still have shards of an earlier path between
+    /// the two sockets. If those had the same numbers, it would compute datagrams from both that nobody has sent.
+    random: RandomState,
     /// A path became busy while no check was scheduled, and nobody has scheduled one since.
     unscheduled: AtomicBool,
 }
@@ -104,6 +109,7 @@ impl Paths {
             pool: pool.clone(),
             budget: budget.clone(),
             paths: Mutex::default(),
+            random: RandomState::new(),
             unscheduled: AtomicBool::new(false),
         }
     }
@@ -164,9 +170,13 @@ impl Paths {
         let mut table = lock(&self.paths);
         table.joins += 1;
         let last_join = table.joins;
+        let encoder = || {
+            let encoder = FecEncoder::with_code(code(), self.longest_sent, pool, budget);
+            encoder.begin_at(self.random.hash_one(last_join))
+        };
         let entry = table.paths.entry(peer).or_insert_with(|| Entry {
             path: Arc::new(Path {
-                encoder: FecEncoder::with_code(code(), self.longest_sent, pool, budget).into(),
+                encoder: encoder().into(),
                 decoder: FecDecoder::with_code(code(), self.longest_received, pool, budget).into(),
                 busy: AtomicBool::new(false),
             }),
@@ -177,7 +187,7 @@ impl Paths {
         entry.last_join = last_join;
         let path = Arc::clone(&entry.path);
         drop(table);
-        path.decoder().clear_if_late();
+        path.decoder().clear_if_refused();
     }
 
     pub(super) fn leave(&self, peer: SocketAddr) {
@@ -272,14 +282,49 @@ mod tests {
             paths.join(peer);
             assert_eq!(take(&parity), 1);
         }
-        // The peer has begun anew, which the shard that opens its next session shows.
-        let mut encoder = FecEncoder::new(shards, 1400, &pool, &budget);
-        let [first, second, _] = group(&mut encoder);
-        assert_eq!(take(&first) + take(&second), 0);
-        paths.join(peer);
-        let [_lost, second, parity] = group(&mut encoder);
-        assert_eq!(take(&second), 0);
-        assert_eq!(take(&parity), 1);
+    }
+
+    /// The shard that opens the next session of a peer that has begun anew shows that, however few came before.
+    #[test]
+    fn what_a_peer_that_has_begun_anew_loses_is_recovered() {
+        for groups in [1, 2, 30, 100] {
+            let (pool, budget, shards, paths) = no_paths();
+            let peer = peer();
+            let mut recovered: Vec<Packet> = Vec::new();
+            paths.join(peer);
+            let path = paths.get(peer).unwrap();
+            let mut take = |shard: &[u8]| {
+                path.decoder().handle_shard(shard, &mut recovered);
+                recovered.drain(..).count()
+            };
+            let mut encoder = FecEncoder::new(shards, 1400, &pool, &budget);
+            for shard in (0..groups).flat_map(|_| group(&mut encoder)) {
+                assert_eq!(take(&shard), 0);
+            }
+            let mut encoder = FecEncoder::new(shards, 1400, &pool, &budget);
+            let [first, second, _] = group(&mut encoder);
+            assert_eq!(take(&first) + take(&second), 0);
+            paths.join(peer);
+            let [_lost, second, parity] = group(&mut encoder);
+            assert_eq!(take(&second), 0);
+            assert_eq!(take(&parity), 1, "after {groups} groups");
+        }
+    }
+
+    #[test]
+    fn a_path_that_begins_anew_numbers_its_shards_differently() {
+        let (.., shards, paths) = no_paths();
+        let peer = peer();
+        let [first, second] = [(); 2].map(|()| {
+            paths.join(peer);
+            let [shard, ..] = group(&mut paths.get(peer).unwrap().encoder());
+            paths.leave(peer);
+            u32::from_le_bytes(*shard.first_chunk().unwrap())
+        });
+        let total = (shards.data() + shards.parity()) as u32;
+        assert_eq!((first % total, second % total), (0, 0));
+        // There are two thousand million.
+        assert!(first.abs_diff(second) > 1000, "{first}, then {second}");
     }
 
     #[test]
