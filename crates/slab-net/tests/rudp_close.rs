@@ -196,6 +196,32 @@ fn an_abort_resets_the_peer_also_with_data_in_flight() {
     }
 }
 
+/// A server that rejects a client by its first message. The answer is shorter than the question, whoever sent that.
+#[test]
+fn an_abort_before_the_peer_has_proved_its_address_is_told_at_once() {
+    let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+    let (budget, config) = (MemoryBudget::new(8 << 20), SessionConfig::fast());
+    let [mut client, mut server] = [Side::Client, Side::Server].map(|side| {
+        let random = 7 << 32;
+        Session::open(3, &config, side, &pool, &budget, random, Time::ZERO).unwrap()
+    });
+    client.send_slice(b"hello").unwrap();
+    let mut scratch = [0; 4096];
+    let now = Time::ZERO;
+    let hello = client.poll_transmit(now, &mut scratch, 1).unwrap();
+    let hello = Packet::from(hello.contents().to_vec());
+    let asked = hello.len();
+    server.handle_datagram(now, hello).unwrap();
+    assert_eq!(server.recv().unwrap(), b"hello"[..]);
+    server.abort();
+    let told = server.poll_transmit(now, &mut scratch, 1).unwrap();
+    let told = Packet::from(told.contents().to_vec());
+    assert!(told.len() <= asked, "{} for {asked}", told.len());
+    assert!(server.poll_transmit(now, &mut scratch, 1).is_none());
+    client.handle_datagram(now, told).unwrap();
+    assert_eq!(client.ended(), Some(CloseReason::Reset));
+}
+
 /// It would go on for as long as it believes in silence, although each of its datagrams arrives.
 #[test]
 fn a_peer_that_missed_the_reset_is_told_again_when_it_says_something() {

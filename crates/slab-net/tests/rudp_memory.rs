@@ -183,9 +183,26 @@ async fn recv_waits_for_memory_to_join_a_message_of_many_segments() {
     rest.clear();
     assert!(within_a_minute(receiving).await.unwrap().unwrap() == message[..]);
 
-    // Or the reader takes the segments as they are.
+    // A larger chunk than it needs will do.
     client.send_slice(&message).await.unwrap();
     while accepted.stats().received_segments < 9 || !client.is_sent() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let rest = exhaust_all(&pool);
+    let mut receiving = Box::pin(accepted.recv());
+    let waits = tokio::time::timeout(Duration::from_millis(50), &mut receiving);
+    assert!(waits.await.is_err(), "all are held");
+    let (mut largest, others): (Vec<_>, Vec<_>) = rest
+        .into_iter()
+        .partition(|packet| packet.len() + packet.pinned_bytes() > 60_000);
+    // One chunk, and not the whole slab, which would serve any class.
+    drop(largest.pop());
+    assert!(within_a_minute(receiving).await.unwrap().unwrap() == message[..]);
+    drop((largest, others));
+
+    // Or the reader takes the segments as they are.
+    client.send_slice(&message).await.unwrap();
+    while accepted.stats().received_segments < 13 || !client.is_sent() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     let rest = exhaust_all(&pool);

@@ -338,12 +338,22 @@ impl PacketPool {
         most: usize,
     ) -> Result<PacketBuf, AllocError> {
         self.try_alloc(len).or_else(|error| {
-            let room = self.room();
-            let sizes = self.slab.size_classes().sizes().iter();
-            let mut larger = sizes.filter(|&&size| size > len + room && size <= most);
-            let found = larger.find_map(|size| self.try_alloc(size - room).ok());
-            found.ok_or(error)
+            let larger = self.try_alloc_larger(len, most);
+            larger.ok_or(error)
         })
+    }
+
+    /// A buffer for `len` bytes of a larger class than that of `len`, the smallest that has a chunk, up to `most` bytes.
+    /// That these classes have none is not counted as refused: the caller asked for another.
+    pub(crate) fn try_alloc_larger(&self, len: usize, most: usize) -> Option<PacketBuf> {
+        let room = self.room();
+        let asked = self
+            .slab
+            .size_classes()
+            .round_up(len.saturating_add(room))?;
+        let sizes = self.slab.size_classes().sizes().iter();
+        let mut larger = sizes.filter(|&&size| size > asked && size <= most);
+        larger.find_map(|size| self.try_alloc_spare(size - room))
     }
 
     /// Returns a packet with a copy of `data`. An empty one takes no memory.
@@ -518,6 +528,8 @@ mod tests {
         // The first two take a slab each, the others all of the rest.
         let _held = [pool.try_alloc(1000).unwrap(), pool.try_alloc(4000).unwrap()];
         let mut all: Vec<_> = std::iter::from_fn(|| pool.try_alloc(100).ok()).collect();
+        let exhausted = |class: usize| pool.slab().stats().classes()[class].exhausted;
+        let before = [0, 1, 2].map(exhausted);
         let refused = pool.try_alloc_or_larger(100, 1023).unwrap_err();
         assert_eq!(refused, AllocError::Exhausted { chunk_bytes: 128 });
         let larger = pool.try_alloc_or_larger(100, 1024).unwrap();
@@ -527,5 +539,9 @@ mod tests {
         all.pop();
         let larger = pool.try_alloc_or_larger(110, 4096).unwrap();
         assert_eq!(larger.capacity(), 4096 - 16);
+        assert!(pool.try_alloc_larger(4097, usize::MAX).is_none());
+        // Where they were asked for, and not where a larger one was looked for instead.
+        let refused = [0, 1, 2].map(|class| exhausted(class) - before[class]);
+        assert_eq!(refused, [2, 2, 0]);
     }
 }

@@ -248,7 +248,7 @@ impl Session {
     /// Ends at once, and tells the peer.
     pub(super) fn reset(&mut self, reason: CloseReason) {
         if self.ended().is_none() {
-            self.send_close_notice = self.peer.believes_us();
+            self.send_close_notice = self.peer.has_token;
             self.give_up(reason);
         }
     }
@@ -425,8 +425,7 @@ impl Session {
     /// understand, or is known to be gone.
     pub(in super::super) fn last_notice(&self) -> Option<Header> {
         let frg = last_notice_frg(self.ended()?)?;
-        let understands = self.peer.believes_us();
-        understands.then(|| self.notice(frg))
+        self.peer.has_token.then(|| self.notice(frg))
     }
 
     /// Something has come from a peer that has not noticed the end.

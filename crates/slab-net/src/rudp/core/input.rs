@@ -185,7 +185,7 @@ impl Session {
         self.shrink_if_both_idle();
         digest.may_narrow |= header.frg == OURS && header.una == self.send.next();
         self.peer.token = header.ts;
-        self.peer.has_token = true;
+        self.peer.has_token |= header.frg == OURS;
         self.queue_not_receiving();
     }
 

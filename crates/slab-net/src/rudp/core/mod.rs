@@ -212,6 +212,7 @@ struct Peer {
     asked_since_data: bool,
     /// The `ts` of its last WASK, which our WINS and close notices carry.
     token: u32,
+    /// Has it sent a WASK as this library does? Then it understands close notices, and believes those with its token.
     has_token: bool,
     /// Has it answered a WASK as only this library does?
     is_ours: bool,

@@ -54,7 +54,8 @@ impl EndpointConfig {
         }
     }
 
-    /// Sets the most sessions at once. A new one beyond that is refused; no other is harmed. Default: 4096.
+    /// Sets the most sessions at once. A new one beyond that is refused; no other is harmed. Default: 4096. There may be
+    /// [memory](Self::max_memory) for fewer.
     pub fn max_sessions(mut self, sessions: usize) -> Self {
         self.max_sessions = sessions;
         self
@@ -97,13 +98,35 @@ impl EndpointConfig {
     /// rest is for the socket's buffers and the application. A message of several segments is joined in a buffer
     /// from that rest, and waits while there is none.
     ///
+    /// Each session reserves its smallest window, and more as it needs it: 61 440 bytes with an MTU of 1400, the default
+    /// size classes and a receive window of 32 segments or more. So the default cap of 64 MiB has room for 546 sessions,
+    /// and 10 000 take a cap of 1.2 GiB, of which only what is used is ever resident. A session for which there is no
+    /// memory is [refused](super::EndpointStats::refused_memory); its peer hears nothing, and times out.
+    ///
+    /// ```
+    /// use slab_net::PacketPool;
+    /// use slab_net::rudp::{Endpoint, EndpointConfig, SessionConfig};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let pool = PacketPool::builder().max_memory(8 << 20).headroom(24).build()?;
+    /// let config = EndpointConfig::new(SessionConfig::fast());
+    /// let endpoint = Endpoint::bind("127.0.0.1:0".parse()?, &pool, config)?;
+    /// # let peer = std::net::UdpSocket::bind("127.0.0.1:0")?.local_addr()?;
+    /// let sessions: Vec<_> = std::iter::from_fn(|| endpoint.connect(peer).ok()).collect();
+    /// assert_eq!(sessions.len(), (8 << 20) / 2 / 61_440); // 68
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// Each endpoint has a limit of its own, also that of a [`Connection::connect`](super::Connection::connect). If
     /// several share a pool, their limits together should leave such a rest: what an endpoint promises and the pool
     /// does not have is dropped when it comes, and sent again. If they promise many times what the pool has, sessions
     /// that read no more until they have sent, such as those of an echo server, can block each other until they
     /// time out.
     ///
-    /// A small pool should have few [size classes](slab_core::SlabPoolBuilder::max_memory).
+    /// A small pool should have few [size classes](slab_core::SlabPoolBuilder::max_memory): each that is in use keeps a slab
+    /// at least, 256 KiB by default. With the default ones, less than 2 MiB is slow at best.
     pub fn max_memory(mut self, bytes: usize) -> Self {
         self.max_memory = Some(bytes);
         self

@@ -193,8 +193,9 @@ impl Connection {
     }
 
     /// Ends sending, datagrams included, and goes on receiving: the peer's [`recv`](Self::recv) returns `None` once
-    /// the peer has everything. Waits until it has. If the peer answers while it receives, receive its answers
-    /// meanwhile, or both ends may wait for each other. If the future is dropped, the session stays finished.
+    /// the peer has everything. Waits until it has: up to the idle timeout if the peer is gone. If the peer answers while it
+    /// receives, receive its answers meanwhile, or both ends may wait for each other. If the future is dropped, the
+    /// session stays finished.
     ///
     /// This works between two ends of this library. KCP has no half-close: with a peer of another implementation,
     /// or one that is not known within the linger time, this is [`close`](Self::close); what that peer still sends

@@ -15,8 +15,9 @@ impl Connection {
     /// and everything that it sent was received.
     ///
     /// A message of one segment is a slice of the buffer it arrived in: [`Packet::compact`] it if it is to be kept.
-    /// A longer one is joined in one buffer of the pool; if the pool is at its cap, this waits for one: for ever, if
-    /// the pool is so small that segments, those of this message among them, keep all its slabs in use. A message
+    /// A longer one is joined in one buffer of the pool; if the pool is at its cap, this waits for one, of whatever class
+    /// holds the message: for ever, if the pool is so small that segments, those of this message among them, keep all
+    /// its slabs in use. A message
     /// above the pool's largest size class is joined on the heap, or ends the session if the [heap
     /// limit](crate::PacketPoolBuilder::max_heap_memory) does not allow that. [`recv_segments`](Self::recv_segments)
     /// needs no such buffer.
@@ -135,10 +136,12 @@ impl Connection {
     /// Waits for a buffer for a message of this length; `None` if that message no longer waits, or too many already
     /// wait for the pool.
     async fn wait_for_buffer(&self, bytes: usize) -> Option<PacketBuf> {
-        /// How long to pause if too many already wait.
+        /// How long to pause if too many already wait, and before looking again for a larger chunk than needed, for
+        /// which one cannot wait at the same time.
         const RETRY_DELAY: Duration = Duration::from_millis(10);
         let link = self.link();
-        let mut alloc = pin!(link.shared.pool.alloc(bytes));
+        let pool = &link.shared.pool;
+        let mut alloc = pin!(pool.alloc(bytes));
         let mut waiting = link.waiting();
         let mut too_many_wait = false;
         poll_fn(|cx| {
@@ -148,16 +151,18 @@ impl Connection {
             match alloc.as_mut().poll(cx) {
                 Poll::Ready(Ok(buf)) => return Poll::Ready(Some(buf)),
                 Poll::Ready(Err(_)) => too_many_wait = true,
-                Poll::Pending => {}
+                Poll::Pending => {
+                    if let Some(larger) = pool.try_alloc_larger(bytes, usize::MAX) {
+                        return Poll::Ready(Some(larger));
+                    }
+                }
             }
             let mut inner = link.lock();
             if inner.session.next_message_bytes() != Some(bytes) {
                 return Poll::Ready(None);
             }
-            if too_many_wait {
-                // By the endpoint's task, which wakes readers: this one may be outside of any runtime.
-                link.arm_at(&mut inner, link.shared.now() + RETRY_DELAY);
-            }
+            // By the endpoint's task, which wakes readers: this one may be outside of any runtime.
+            link.arm_at(&mut inner, link.shared.now() + RETRY_DELAY);
             // Woken if the session ends, or another task takes the message.
             inner.awaited_bytes = bytes as u32;
             inner.wait_to_read(&mut waiting.wait, cx.waker());

@@ -270,7 +270,7 @@ impl Table {
     }
 
     /// The answer to a datagram for a session that ended a short time ago, or that is not known, if its sender has not
-    /// noticed. None for one that ended with an unproved address.
+    /// noticed. One that ended with an unproved address is as one that is not known: only a question is answered.
     pub(super) fn reminder(
         &mut self,
         peer: SocketAddr,
@@ -279,7 +279,7 @@ impl Table {
         now: Time,
     ) -> Option<Header> {
         let key = (peer, conv);
-        if !needs_reminder(datagram) || self.recently_ended_unproved.contains(&key, now) {
+        if !needs_reminder(datagram) {
             return None;
         }
         match self.recently_ended.contains(&key, now) {
@@ -409,8 +409,11 @@ mod tests {
         assert_eq!(table.reminder(peer, 8, &ask, later), Some(notice));
         table
             .recently_ended_unproved
-            .add((peer, 8), None, now, until, 9);
-        assert_eq!(table.reminder(peer, 8, &ask, later), None);
+            .add((peer, 8), Some(notice), now, until, 9);
+        // Its address may be forged: no answer that is longer, or that was not asked for.
+        assert_eq!(table.reminder(peer, 8, &ask, later), Some(notice));
+        let push = segment(Command::Push, 0, 0);
+        assert_eq!(table.reminder(peer, 8, &push, later), None);
     }
 
     #[test]

@@ -79,11 +79,14 @@ impl ReceiveQueue {
         self.slot() + MAX_OVERSIZE - self.oversize
     }
 
-    /// Copies a segment into a chunk of its own size; an `awaited` one, if its class has no chunk, into a chunk of
-    /// the next class that has one.
+    /// Copies a segment into a chunk of its own size; if its class has no chunk, into one of the next class that has: of
+    /// a slot at most, for which the session has paid, or larger if the segment is `awaited`.
     fn copy(&mut self, frg: u8, packet: &[u8], awaited: bool, pool: &PacketPool) -> Option<Held> {
-        // Otherwise no larger than a slot: `slot` is the class of the longest segment in this pool.
-        let most = if awaited { self.max_awaited_chunk() } else { 0 };
+        let most = if awaited {
+            self.max_awaited_chunk()
+        } else {
+            self.slot()
+        };
         let mut copy = pool.try_alloc_or_larger(packet.len(), most).ok()?;
         copy.extend_from_slice(packet);
         let copy = copy.freeze();
