@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 /// Limits only how long a broken test takes to fail.
 const HANG: Duration = Duration::from_secs(20);
 
@@ -15,7 +15,7 @@ fn socket() -> (PacketPool, UdpReceiver) {
     let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
     let socket = UdpReceiver::builder(&pool)
         .coalescing(Coalescing::Off { max_datagram: 100 })
-        .bind(ANY)
+        .bind(LOOPBACK)
         .unwrap();
     (pool, socket)
 }
@@ -166,7 +166,7 @@ async fn each_peer_is_served_in_order_by_one_consumer() {
     let monitors: Vec<_> = receivers.iter().map(QueueReceiver::monitor).collect();
     let mut peers = Vec::new();
     for _ in 0..PEERS {
-        peers.push(UdpSender::bind(ANY).unwrap());
+        peers.push(UdpSender::bind(LOOPBACK).unwrap());
     }
     for n in 0..10_u8 {
         for peer in &peers {
@@ -204,7 +204,9 @@ async fn each_peer_is_served_in_order_by_one_consumer() {
 #[tokio::test]
 async fn flow_hashing_uses_a_random_key() {
     let (_pool, mut socket) = socket();
-    let peers: Vec<_> = (0..40).map(|_| UdpSender::bind(ANY).unwrap()).collect();
+    let peers: Vec<_> = (0..40)
+        .map(|_| UdpSender::bind(LOOPBACK).unwrap())
+        .collect();
     let mut shared = Vec::new();
     for _ in 0..2 {
         let (queues, capacity) = (4.try_into().unwrap(), 40.try_into().unwrap());
@@ -238,7 +240,7 @@ async fn a_flow_without_a_consumer_does_not_block_the_others() {
     assert!(!sender.is_closed());
     let (mut arrived, mut refused) = (0, 0);
     for n in 0..40 {
-        let peer = UdpSender::bind(ANY).unwrap();
+        let peer = UdpSender::bind(LOOPBACK).unwrap();
         let transmit = Transmit::new(b"x", socket.local_addr());
         peer.send(&transmit).await.unwrap();
         let batch = socket.recv_batch().await.unwrap();

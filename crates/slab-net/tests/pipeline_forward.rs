@@ -15,7 +15,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 /// Limits only how long a broken test takes to fail.
 const HANG: Duration = Duration::from_secs(20);
 
@@ -27,12 +27,12 @@ fn pool() -> PacketPool {
 fn bind(pool: &PacketPool) -> UdpReceiver {
     UdpReceiver::builder(pool)
         .coalescing(Coalescing::Off { max_datagram: 100 })
-        .bind(ANY)
+        .bind(LOOPBACK)
         .unwrap()
 }
 
 async fn send_ten(to: SocketAddr) {
-    let client = UdpSender::bind(ANY).unwrap();
+    let client = UdpSender::bind(LOOPBACK).unwrap();
     for n in 0..10_u8 {
         client.send(&Transmit::new(&[n], to)).await.unwrap();
     }
@@ -57,7 +57,7 @@ fn assert_all_accounted_for(sent: u64, socket: &SocketStats, queues: &[QueueMoni
 async fn forward_delivers_the_sockets_queue_when_stopped() {
     for overflow in [Overflow::DropNewest, Overflow::Wait] {
         let pool = pool();
-        let receiver = UdpReceiver::bind(ANY, &pool).unwrap();
+        let receiver = UdpReceiver::bind(LOOPBACK, &pool).unwrap();
         let (sender, batches) = queue(16.try_into().unwrap(), overflow);
         let monitor = batches.monitor();
         send_ten(receiver.local_addr()).await;
@@ -187,7 +187,7 @@ async fn forward_goes_on_while_any_flow_has_a_consumer() {
     drop(by_flow.pop());
     // So many sources that both flows have some.
     for _ in 0..40 {
-        let client = UdpSender::bind(ANY).unwrap();
+        let client = UdpSender::bind(LOOPBACK).unwrap();
         let one = Transmit::new(b"x", receiver.local_addr());
         client.send(&one).await.unwrap();
     }
@@ -337,7 +337,7 @@ fn the_report_counts_what_was_read_and_not_delivered() {
         let receiver = bind(&pool());
         let to = receiver.local_addr();
         let (sender, batches) = queue(1.try_into().unwrap(), Overflow::Wait);
-        let client = UdpSender::bind(ANY).unwrap();
+        let client = UdpSender::bind(LOOPBACK).unwrap();
         let one = Transmit::new(b"x", to);
         for _ in 0..100 {
             client.send(&one).await.unwrap();

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 /// The ratio of datagrams sent to datagrams consumed.
 const FLOOD: u64 = 5;
@@ -89,7 +89,7 @@ impl Flood {
         let so_far = Arc::<AtomicU64>::default();
         let count = Arc::clone(&so_far);
         let run = async move {
-            let sender = UdpSender::bind(ANY).unwrap();
+            let sender = UdpSender::bind(LOOPBACK).unwrap();
             let mut bytes = Vec::new();
             let mut sent = 0;
             while !stopped.load(Ordering::Relaxed) {
@@ -153,7 +153,7 @@ impl Server {
         let receiver = UdpReceiver::builder(&pool)
             .coalescing(coalescing)
             .receive_buffer_bytes(1 << 18)
-            .bind(ANY)
+            .bind(LOOPBACK)
             .unwrap();
         let (address, socket) = (receiver.local_addr(), receiver.monitor());
         let (sender, batches) = queue(16.try_into().unwrap(), overflow);
@@ -420,7 +420,7 @@ fn last_cpu(allowed: &str) -> Option<usize> {
 fn shards_run_in_runtimes_of_their_own() {
     let pool = small_pool();
     let shards = UdpReceiver::builder(&pool)
-        .bind_shards(ANY, 2.try_into().unwrap())
+        .bind_shards(LOOPBACK, 2.try_into().unwrap())
         .unwrap();
     let address = shards[0].local_addr();
     assert_eq!(shards[1].local_addr(), address);
@@ -455,7 +455,7 @@ fn shards_run_in_runtimes_of_their_own() {
         .unwrap();
     runtime.block_on(async {
         for _ in 0..64 {
-            let peer = UdpSender::bind(ANY).unwrap();
+            let peer = UdpSender::bind(LOOPBACK).unwrap();
             let three = Transmit::new(b"onetwosix", address).segment_size(3);
             peer.send(&three).await.unwrap();
         }
@@ -476,7 +476,7 @@ fn shards_run_in_runtimes_of_their_own() {
     }
 
     let mut shards = UdpReceiver::builder(&pool)
-        .bind_shards(ANY, 1.try_into().unwrap())
+        .bind_shards(LOOPBACK, 1.try_into().unwrap())
         .unwrap();
     let no_such_cpu = shards
         .remove(0)

@@ -15,7 +15,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 #[global_allocator]
 static ALLOCATOR: counting::Counting = counting::Counting;
 
-const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 const RUN: usize = 50;
 
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -31,7 +31,7 @@ async fn allocations(coalescing: Coalescing, out: Out, datagrams: usize) -> u64 
     let mut receiver = UdpReceiver::builder(&pool)
         .coalescing(coalescing)
         .receive_buffer_bytes(1 << 20)
-        .bind(ANY)
+        .bind(LOOPBACK)
         .unwrap();
     let sender = receiver.sender();
     let (to_consumer, batches) = queue(64.try_into().unwrap(), Overflow::Wait);
@@ -105,7 +105,7 @@ async fn a_ring_gives_its_memory_back() {
     // The first takes what stays for all that follow.
     for round in 0..5 {
         let receiver = UdpReceiver::builder(&pool).coalescing(off).io_uring(true);
-        drop(receiver.bind(ANY).unwrap());
+        drop(receiver.bind(LOOPBACK).unwrap());
         // The runtime has to let go of the sockets.
         for _ in 0..2 {
             tokio::time::sleep(std::time::Duration::from_millis(1)).await;
@@ -126,7 +126,7 @@ async fn a_ring_whose_request_cannot_be_ended_keeps_what_the_kernel_reads() {
     let off = Coalescing::Off { max_datagram: 1500 };
     for ends in [true, false] {
         let receiver = UdpReceiver::builder(&pool).coalescing(off).io_uring(true);
-        let receiver = receiver.bind(ANY).unwrap();
+        let receiver = receiver.bind(LOOPBACK).unwrap();
         if !receiver.uses_io_uring() {
             return skipped("io_uring", &std::io::ErrorKind::Unsupported.into());
         }

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use udp_common::warnings::{field, on_warning};
 
-const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 /// Limits only how long a broken test takes to fail.
 const HANG: Duration = Duration::from_secs(20);
 const BUFFER: usize = 64 << 10;
@@ -21,7 +21,7 @@ const BUFFER: usize = 64 << 10;
 fn bind(max_memory: usize) -> BytesMutReceiver {
     let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
     let receiver = UdpReceiver::builder(&pool).receive_buffer_bytes(1 << 20);
-    receiver.bind(ANY).unwrap().into_bytes_mut(max_memory)
+    receiver.bind(LOOPBACK).unwrap().into_bytes_mut(max_memory)
 }
 
 async fn receive(receiver: &mut BytesMutReceiver, count: usize) -> Vec<BytesMut> {
@@ -312,7 +312,7 @@ async fn buffers_are_reused_in_the_steady_state() {
 async fn truncated_and_undelivered_datagrams_are_counted() {
     let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
     let builder = UdpReceiver::builder(&pool).coalescing(Coalescing::Off { max_datagram: 100 });
-    let mut receiver = builder.bind(ANY).unwrap().into_bytes_mut(1 << 20);
+    let mut receiver = builder.bind(LOOPBACK).unwrap().into_bytes_mut(1 << 20);
     let (sender, monitor) = (receiver.sender(), receiver.monitor());
     for len in [100, 101, 99] {
         let transmit = Transmit::new(&[1; 101][..len], receiver.local_addr());
@@ -349,7 +349,7 @@ async fn a_subscriber_that_panics_costs_neither_buffers_nor_datagrams() {
     });
     let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
     let builder = UdpReceiver::builder(&pool).coalescing(Coalescing::Off { max_datagram: 100 });
-    let mut receiver = builder.bind(ANY).unwrap().into_bytes_mut(2 * 100);
+    let mut receiver = builder.bind(LOOPBACK).unwrap().into_bytes_mut(2 * 100);
     let (sender, monitor) = (receiver.sender(), receiver.monitor());
     let to = receiver.local_addr();
     // Makes the next read one into two buffers.

@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 use udp_common::exhaust;
 
-const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 /// Limits only how long a broken test takes to fail.
 const HANG: Duration = Duration::from_secs(20);
 
@@ -23,7 +23,7 @@ async fn datagrams_without_memory_are_counted_and_receiving_recovers() {
         let pool = small_pool();
         let mut receiver = UdpReceiver::builder(&pool)
             .coalescing(coalescing)
-            .bind(ANY)
+            .bind(LOOPBACK)
             .unwrap();
         let (sender, monitor) = (receiver.sender(), receiver.monitor());
         let to = receiver.local_addr();
@@ -76,7 +76,7 @@ async fn try_recv_batch_reads_only_so_much_in_vain() {
     let mut receiver = UdpReceiver::builder(&pool)
         .coalescing(Coalescing::Off { max_datagram: 1 })
         .receive_buffer_bytes(1 << 20)
-        .bind(ANY)
+        .bind(LOOPBACK)
         .unwrap();
     let (sender, monitor) = (receiver.sender(), receiver.monitor());
     for _ in 0..SENT {
@@ -99,7 +99,7 @@ async fn try_recv_batch_reads_only_so_much_in_vain() {
 #[tokio::test]
 async fn a_flood_into_a_full_pool_stays_at_the_cap_and_is_accounted_for() {
     let pool = small_pool();
-    let mut receiver = UdpReceiver::bind(ANY, &pool).unwrap();
+    let mut receiver = UdpReceiver::bind(LOOPBACK, &pool).unwrap();
     let (sender, monitor) = (receiver.sender(), receiver.monitor());
     let to = receiver.local_addr();
     let full = vec![3; 64_800];
@@ -167,7 +167,7 @@ async fn an_exhausted_pool_bounds_reads_per_poll_and_wakes_nobody_in_vain() {
     let builder = UdpReceiver::builder(&pool).receive_buffer_bytes(1 << 20);
     let mut receiver = builder
         .coalescing(Coalescing::Off { max_datagram: 1500 })
-        .bind(ANY)
+        .bind(LOOPBACK)
         .unwrap();
     let (sender, monitor) = (receiver.sender(), receiver.monitor());
     let _held = exhaust(&pool);
@@ -217,7 +217,7 @@ async fn a_waiting_receiver_drains_the_socket_without_memory() {
     let builder = UdpReceiver::builder(&pool).receive_buffer_bytes(1 << 20);
     let mut receiver = builder
         .coalescing(Coalescing::Off { max_datagram: 1500 })
-        .bind(ANY)
+        .bind(LOOPBACK)
         .unwrap();
     let (sender, monitor) = (receiver.sender(), receiver.monitor());
     let to = receiver.local_addr();
@@ -261,7 +261,7 @@ async fn a_subscriber_that_panics_at_a_drop_leaves_none_uncounted() {
     });
     let pool = small_pool();
     let builder = UdpReceiver::builder(&pool).receive_buffer_bytes(1 << 14);
-    let mut receiver = builder.bind(ANY).unwrap();
+    let mut receiver = builder.bind(LOOPBACK).unwrap();
     let (sender, monitor) = (receiver.sender(), receiver.monitor());
     let held = exhaust(&pool);
     while !panicked.load(Ordering::Relaxed) {
@@ -295,7 +295,7 @@ async fn a_subscriber_that_panics_at_a_truncated_datagram_costs_no_other() {
     });
     let pool = small_pool();
     let builder = UdpReceiver::builder(&pool).coalescing(Coalescing::Off { max_datagram: 100 });
-    let mut receiver = builder.bind(ANY).unwrap();
+    let mut receiver = builder.bind(LOOPBACK).unwrap();
     let (sender, monitor, to) = (receiver.sender(), receiver.monitor(), receiver.local_addr());
     let send = async |lens: &[usize]| {
         for &len in lens {
@@ -336,7 +336,7 @@ async fn a_subscriber_that_panics_at_a_copy_leaves_none_uncounted() {
     let builder = PacketPool::builder().size_classes(classes);
     let pool = builder.max_memory(1 << 20).build().unwrap();
     let builder = UdpReceiver::builder(&pool).coalescing(Coalescing::Off { max_datagram: 1500 });
-    let mut receiver = builder.bind(ANY).unwrap();
+    let mut receiver = builder.bind(LOOPBACK).unwrap();
     let (sender, monitor, to) = (receiver.sender(), receiver.monitor(), receiver.local_addr());
     let panicked = AtomicBool::new(false);
     let _watching = udp_common::warnings::on_event(tracing::Level::DEBUG, move |event| {
@@ -384,7 +384,7 @@ async fn a_copy_that_saves_memory_is_no_refusal() {
     };
     assert_eq!(refused(), [0, 1], "for the buffer that ended the list");
     let builder = UdpReceiver::builder(&pool).coalescing(Coalescing::Off { max_datagram: 1500 });
-    let mut receiver = builder.bind(ANY).unwrap();
+    let mut receiver = builder.bind(LOOPBACK).unwrap();
     for _ in 0..10 {
         let short = Transmit::new(b"short", receiver.local_addr());
         receiver.sender().send(&short).await.unwrap();
@@ -406,7 +406,7 @@ async fn a_copy_that_saves_memory_is_no_refusal() {
 async fn a_received_packet_grows_by_the_settings_of_its_receivers_pool() {
     let pool = PacketPool::builder().max_memory(1 << 20);
     let pool = pool.headroom(16).max_heap_memory(0).build().unwrap();
-    let mut receiver = UdpReceiver::bind(ANY, &pool).unwrap();
+    let mut receiver = UdpReceiver::bind(LOOPBACK, &pool).unwrap();
     drop(pool);
     let hello = Transmit::new(b"hello", receiver.local_addr());
     receiver.sender().send(&hello).await.unwrap();

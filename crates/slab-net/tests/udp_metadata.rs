@@ -19,7 +19,7 @@ use udp_common::skipped;
 #[cfg(target_os = "linux")]
 use udp_common::warnings::{field, on_warning};
 
-const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 /// Limits only how long a broken test takes to fail.
 #[cfg(target_os = "linux")]
@@ -143,7 +143,7 @@ async fn truncated_datagrams_are_delivered_on_request() {
             .coalescing(off(1000))
             .deliver_truncated(true)
             .source_only(source_only)
-            .bind(ANY)
+            .bind(LOOPBACK)
             .unwrap();
         let sender = receiver.sender();
         let payload: Vec<u8> = (0..65507_u32).map(|n| n as u8).collect();
@@ -189,9 +189,9 @@ async fn every_kernel_drop_is_counted() {
         let mut receiver = UdpReceiver::builder(&pool)
             .coalescing(coalescing)
             .receive_buffer_bytes(1 << 14)
-            .bind(ANY)
+            .bind(LOOPBACK)
             .unwrap();
-        let (sender, monitor) = (UdpSender::bind(ANY).unwrap(), receiver.monitor());
+        let (sender, monitor) = (UdpSender::bind(LOOPBACK).unwrap(), receiver.monitor());
         let (mut sent, mut got) = (0, 0);
         for round in 1..=3 {
             for _ in 0..100 {
@@ -230,7 +230,7 @@ async fn kernel_drops_are_logged() {
     let pool = pool();
     let mut receiver = UdpReceiver::builder(&pool)
         .receive_buffer_bytes(1 << 14)
-        .bind(ANY)
+        .bind(LOOPBACK)
         .unwrap();
     let once = ("kernel".to_owned(), receiver.local_addr().to_string());
     let sender = receiver.sender();
@@ -251,8 +251,8 @@ async fn kernel_drops_are_logged() {
 #[tokio::test]
 async fn stop_keeps_queued_datagrams_and_counts_later_ones() {
     let pool = pool();
-    let mut receiver = UdpReceiver::bind(ANY, &pool).unwrap();
-    let sender = UdpSender::bind(ANY).unwrap();
+    let mut receiver = UdpReceiver::bind(LOOPBACK, &pool).unwrap();
+    let sender = UdpSender::bind(LOOPBACK).unwrap();
     let five = Transmit::new(b"1122334455", receiver.local_addr()).segment_size(2);
     sender.send(&five).await.unwrap();
     receiver.stop().unwrap();
@@ -267,7 +267,7 @@ async fn stop_keeps_queued_datagrams_and_counts_later_ones() {
         "{stats:?}"
     );
     // Sending still works.
-    let mut other = UdpReceiver::bind(ANY, &pool).unwrap();
+    let mut other = UdpReceiver::bind(LOOPBACK, &pool).unwrap();
     let hello = Transmit::new(b"hello", other.local_addr());
     receiver.sender().send(&hello).await.unwrap();
     let batch = other.recv_batch().await.unwrap();
@@ -289,7 +289,7 @@ async fn from_std_receives_and_replies_on_a_multicast_socket() {
     let mut receiver = UdpReceiver::builder(&pool).from_std(socket.into()).unwrap();
 
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::DGRAM, None).unwrap();
-    socket.bind(&ANY.into()).unwrap();
+    socket.bind(&LOOPBACK.into()).unwrap();
     socket.set_multicast_if_v4(&Ipv4Addr::LOCALHOST).unwrap();
     let mut member = UdpReceiver::builder(&pool).from_std(socket.into()).unwrap();
     let to = SocketAddr::from((group, receiver.local_addr().port()));
@@ -313,7 +313,7 @@ async fn from_std_receives_and_replies_on_a_multicast_socket() {
 async fn from_std_keeps_the_options_of_the_socket() {
     let pool = pool();
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::DGRAM, None).unwrap();
-    socket.bind(&ANY.into()).unwrap();
+    socket.bind(&LOOPBACK.into()).unwrap();
     socket.set_ttl_v4(7).unwrap();
     // ECT(0) is the second bit of the type of service.
     socket.set_tos_v4(0b10).unwrap();
@@ -334,7 +334,7 @@ async fn from_std_keeps_the_options_of_the_socket() {
     );
     assert_eq!(after, buffers);
 
-    let mut receiver = UdpReceiver::bind(ANY, &pool).unwrap();
+    let mut receiver = UdpReceiver::bind(LOOPBACK, &pool).unwrap();
     let marked = Transmit::new(b"marked", receiver.local_addr());
     ours.sender().send(&marked).await.unwrap();
     assert_eq!(receiver.recv_batch().await.unwrap().ecn(), Some(Ecn::Ect0));
@@ -470,9 +470,9 @@ async fn a_thousand_idle_receivers_hold_no_pool_memory() {
     #[cfg(target_os = "linux")]
     udp_common::raise_open_files_limit(COUNT as u64 + 200).unwrap();
     let pool = pool();
-    let bind = |_| UdpReceiver::bind(ANY, &pool).unwrap();
+    let bind = |_| UdpReceiver::bind(LOOPBACK, &pool).unwrap();
     let mut receivers: Vec<UdpReceiver> = (0..COUNT).map(bind).collect();
-    let sender = UdpSender::bind(ANY).unwrap();
+    let sender = UdpSender::bind(LOOPBACK).unwrap();
     let burst = vec![1; 30 * 1200];
     for receiver in &mut receivers {
         let transmit = Transmit::new(&burst, receiver.local_addr()).segment_size(1200);

@@ -7,7 +7,7 @@ use slab_net::udp::Ecn;
 use slab_net::udp::{Transmit, UdpReceiver, UdpSender};
 use std::net::{Ipv4Addr, SocketAddr};
 
-const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 fn pool() -> PacketPool {
     PacketPool::builder().max_memory(16 << 20).build().unwrap()
@@ -21,7 +21,7 @@ async fn options_can_change_while_a_receiver_is_in_use() {
     let any = (Ipv4Addr::UNSPECIFIED, 0).into();
     let mut receiver = UdpReceiver::bind(any, &pool).unwrap();
     let port = receiver.local_addr().port();
-    let client = UdpSender::bind(ANY).unwrap();
+    let client = UdpSender::bind(LOOPBACK).unwrap();
     let options = socket2::SockRef::from(&client);
     options.set_multicast_if_v4(&Ipv4Addr::LOCALHOST).unwrap();
     let to_group = Transmit::new(b"to the group", (group, port).into());
@@ -83,7 +83,7 @@ async fn a_datagram_to_a_group_reaches_each_shard() {
 async fn an_error_about_one_peer_is_not_told_to_whoever_sends_to_another() {
     use std::os::fd::AsRawFd;
     let pool = pool();
-    for any in [ANY, "[::1]:0".parse().unwrap()] {
+    for any in [LOOPBACK, "[::1]:0".parse().unwrap()] {
         let Ok(socket) = std::net::UdpSocket::bind(any) else {
             assert!(std::env::var_os("SLAB_NET_NO_SKIP").is_none(), "{any}");
             continue;
@@ -117,9 +117,9 @@ async fn an_error_about_one_peer_is_not_told_to_whoever_sends_to_another() {
 #[tokio::test]
 async fn a_sender_from_std_keeps_the_options_of_the_socket() {
     let pool = pool();
-    let mut receiver = UdpReceiver::bind(ANY, &pool).unwrap();
+    let mut receiver = UdpReceiver::bind(LOOPBACK, &pool).unwrap();
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::DGRAM, None).unwrap();
-    socket.bind(&ANY.into()).unwrap();
+    socket.bind(&LOOPBACK.into()).unwrap();
     // ECT(0) is the second bit of the type of service.
     socket.set_tos_v4(0b10).unwrap();
     socket.set_send_buffer_size(50_000).unwrap();
@@ -149,7 +149,7 @@ async fn a_sender_from_std_keeps_the_options_of_the_socket() {
 #[tokio::test]
 async fn a_connected_receiver_knows_its_own_address() {
     let pool = pool();
-    let peer = UdpSender::bind(ANY).unwrap();
+    let peer = UdpSender::bind(LOOPBACK).unwrap();
     let receiver = UdpReceiver::builder(&pool)
         .connect(peer.local_addr())
         .bind((Ipv4Addr::UNSPECIFIED, 0).into())
@@ -165,7 +165,7 @@ async fn a_size_of_a_socket_buffer_beyond_what_the_system_takes_is_the_most_that
     let pool = pool();
     let sizes = |bytes: usize| {
         let builder = UdpReceiver::builder(&pool).receive_buffer_bytes(bytes);
-        let receiver = builder.send_buffer_bytes(bytes).bind(ANY).unwrap();
+        let receiver = builder.send_buffer_bytes(bytes).bind(LOOPBACK).unwrap();
         let options = socket2::SockRef::from(&receiver);
         [options.recv_buffer_size(), options.send_buffer_size()].map(Result::unwrap)
     };

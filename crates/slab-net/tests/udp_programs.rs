@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 /// Limits only how long a broken test takes to fail.
 const HANG: Duration = Duration::from_secs(20);
 const STEPS: usize = 120;
@@ -70,7 +70,7 @@ impl Endpoint {
         let builder = builder.io_uring(io_uring);
         #[cfg(not(feature = "io-uring"))]
         let _ = io_uring;
-        let receiver = builder.bind(ANY).unwrap();
+        let receiver = builder.bind(LOOPBACK).unwrap();
         Self {
             monitor: receiver.monitor(),
             receiver,
@@ -167,7 +167,7 @@ impl Program {
             pool,
             io_uring,
             endpoints,
-            sender: UdpSender::bind(ANY).unwrap(),
+            sender: UdpSender::bind(LOOPBACK).unwrap(),
             held: Vec::new(),
             taken: Vec::new(),
             number: 0,

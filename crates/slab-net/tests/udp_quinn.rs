@@ -18,7 +18,7 @@ use std::sync::Arc;
 #[cfg(target_os = "linux")]
 use udp_common::warnings::on_event;
 
-const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 /// Limits only how long a broken test takes to fail.
 #[cfg(target_os = "linux")]
 const HANG: std::time::Duration = std::time::Duration::from_secs(20);
@@ -44,7 +44,7 @@ fn endpoint(
     builder: UdpReceiverBuilder,
     server: Option<ServerConfig>,
 ) -> (Endpoint, SocketMonitor) {
-    let socket = builder.bind(ANY).unwrap().into_quinn();
+    let socket = builder.bind(LOOPBACK).unwrap().into_quinn();
     let monitor = socket.monitor();
     let config = EndpointConfig::default();
     let socket: Arc<dyn AsyncUdpSocket> = Arc::new(socket);
@@ -74,7 +74,7 @@ async fn a_connection_carries_streams_both_ways() {
             server.wait_idle().await;
         });
 
-        let noise = UdpReceiver::bind(ANY, &pool).unwrap().sender();
+        let noise = UdpReceiver::bind(LOOPBACK, &pool).unwrap().sender();
         noise
             .send(&Transmit::new(&[0xff; 40], address))
             .await
@@ -132,7 +132,7 @@ async fn an_endpoint_that_rebinds_to_a_coalescing_socket_loses_nothing() {
 
     let connecting = client.connect_with(client_config, address, "localhost");
     let connection = connecting.unwrap().await.unwrap();
-    let socket = UdpReceiver::bind(ANY, &pool).unwrap().into_quinn();
+    let socket = UdpReceiver::bind(LOOPBACK, &pool).unwrap().into_quinn();
     let monitor = socket.monitor();
     client.rebind_abstract(Arc::new(socket)).unwrap();
     let (mut send, mut receive) = connection.open_bi().await.unwrap();
@@ -167,7 +167,7 @@ async fn quinn_metadata_matches_the_kernel_in_both_directions() {
     use quinn::udp::EcnCodepoint::{Ce, Ect0, Ect1};
 
     let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
-    let socket = UdpReceiver::bind(ANY, &pool).unwrap().into_quinn();
+    let socket = UdpReceiver::bind(LOOPBACK, &pool).unwrap().into_quinn();
     let everywhere = (Ipv4Addr::UNSPECIFIED, 0).into();
     let peer = UdpReceiver::bind(everywhere, &pool).unwrap().into_quinn();
     // Not the address that the system would choose.
@@ -185,14 +185,14 @@ async fn quinn_metadata_matches_the_kernel_in_both_directions() {
         assert_eq!((&contents[..], meta.stride), (&b"onetwosi"[..], 3));
         let port = peer.local_addr().unwrap().port();
         assert_eq!(meta.addr, (from, port).into());
-        assert_eq!((meta.ecn, meta.dst_ip), (ecn, Some(ANY.ip())));
+        assert_eq!((meta.ecn, meta.dst_ip), (ecn, Some(LOOPBACK.ip())));
     }
 
     // See the tests of `udp_system`; quinn then looks for the longest datagram that the path takes.
     assert!(!socket.may_fragment());
     let fragments = UdpReceiver::builder(&pool)
         .fragment(true)
-        .bind(ANY)
+        .bind(LOOPBACK)
         .unwrap();
     assert!(fragments.into_quinn().may_fragment());
 
@@ -222,7 +222,7 @@ async fn quinn_metadata_matches_the_kernel_in_both_directions() {
 #[tokio::test]
 async fn quinn_is_told_that_its_socket_was_shut_down_after_what_is_queued() {
     let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
-    let receiver = UdpReceiver::bind(ANY, &pool).unwrap();
+    let receiver = UdpReceiver::bind(LOOPBACK, &pool).unwrap();
     let one = Transmit::new(b"one", receiver.local_addr());
     receiver.sender().send(&one).await.unwrap();
     let _ = socket2::SockRef::from(&receiver).shutdown(std::net::Shutdown::Read);
@@ -246,7 +246,7 @@ fn quinn_datagrams_that_fail_to_send_are_counted_as_lost() {
 
     async fn test() {
         let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
-        let receiver = UdpReceiver::bind(ANY, &pool).unwrap();
+        let receiver = UdpReceiver::bind(LOOPBACK, &pool).unwrap();
         let to = receiver.local_addr();
         // Tokio has to know that the socket is writable before `try_send` can work.
         receiver

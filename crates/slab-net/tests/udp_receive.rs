@@ -10,7 +10,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::num::NonZeroUsize;
 use udp_common::{payload, skipped};
 
-const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 fn pool(mebibytes: usize) -> PacketPool {
     PacketPool::builder()
@@ -44,9 +44,9 @@ async fn every_length_arrives_intact_in_both_modes() {
         let mut receiver = UdpReceiver::builder(&pool)
             .coalescing(coalescing)
             .timestamps(timestamps)
-            .bind(ANY)
+            .bind(LOOPBACK)
             .unwrap();
-        let sender = UdpSender::bind(ANY).unwrap();
+        let sender = UdpSender::bind(LOOPBACK).unwrap();
         for len in [
             0, 1, 2, 63, 64, 65, 1200, 1472, 1500, 9000, 32768, 32769, 65506, 65507,
         ] {
@@ -87,9 +87,9 @@ async fn datagrams_are_separated_correctly_with_and_without_gro() {
         let pool = pool(16);
         let mut receiver = UdpReceiver::builder(&pool)
             .coalescing(coalescing)
-            .bind(ANY)
+            .bind(LOOPBACK)
             .unwrap();
-        let sender = UdpSender::bind(ANY).unwrap();
+        let sender = UdpSender::bind(LOOPBACK).unwrap();
         // Ten of 1200 bytes; with a shorter last one; 54 that fill the buffer; a single one.
         for (total, segment) in [(12_000, 1200), (11_001, 1200), (64_800, 1200), (900, 900)] {
             let sent = payload(total as u64, total);
@@ -128,7 +128,7 @@ async fn truncated_datagrams_are_counted_and_not_delivered() {
         let mut receiver = UdpReceiver::builder(&pool)
             .coalescing(Coalescing::Off { max_datagram: 1000 })
             .source_only(source_only)
-            .bind(ANY)
+            .bind(LOOPBACK)
             .unwrap();
         let sender = receiver.sender();
         for len in [999, 1001, 1000, 4000, 65507, 0, 1023, 1024, 1025, 7] {
@@ -162,7 +162,7 @@ async fn cancelled_receives_lose_nothing() {
         let mut receiver = UdpReceiver::builder(&pool)
             .coalescing(coalescing)
             .source_only(coalescing != Coalescing::On)
-            .bind(ANY)
+            .bind(LOOPBACK)
             .unwrap();
         let sender = receiver.sender();
         let to = receiver.local_addr();
@@ -215,7 +215,7 @@ async fn the_stream_yields_every_batch_despite_cancellation() {
     let pool = pool(16);
     let mut receiver = UdpReceiver::builder(&pool)
         .coalescing(Coalescing::Off { max_datagram: 100 })
-        .bind(ANY)
+        .bind(LOOPBACK)
         .unwrap();
     let sender = receiver.sender();
     let to = receiver.local_addr();
@@ -250,7 +250,7 @@ async fn a_busy_receiver_yields_its_thread() {
     let pool = pool(16);
     let mut receiver = UdpReceiver::builder(&pool)
         .coalescing(Coalescing::Off { max_datagram: 100 })
-        .bind(ANY)
+        .bind(LOOPBACK)
         .unwrap();
     let sender = receiver.sender();
     let to = receiver.local_addr();
@@ -343,9 +343,9 @@ async fn random_datagrams_are_neither_corrupted_nor_aliased() {
         let mut receiver = UdpReceiver::builder(&pool)
             .coalescing(coalescing)
             .receive_buffer_bytes(4 << 20)
-            .bind(ANY)
+            .bind(LOOPBACK)
             .unwrap();
-        let sender = UdpSender::bind(ANY).unwrap();
+        let sender = UdpSender::bind(LOOPBACK).unwrap();
         let to = receiver.local_addr();
         // Some packets are held for long, to see that their memory is not reused.
         let mut kept = HashMap::new();
@@ -419,7 +419,7 @@ async fn a_lone_datagram_pins_at_most_twice_its_size() {
         let pool = pool(16);
         let mut receiver = UdpReceiver::builder(&pool)
             .coalescing(coalescing)
-            .bind(ANY)
+            .bind(LOOPBACK)
             .unwrap();
         let sender = receiver.sender();
         let sizes = pool.slab().size_classes().sizes();
@@ -447,7 +447,7 @@ async fn an_idle_receiver_holds_no_pool_memory() {
     let pool = pool(16);
     let mut receiver = UdpReceiver::builder(&pool)
         .receive_buffer_bytes(1 << 20)
-        .bind(ANY)
+        .bind(LOOPBACK)
         .unwrap();
     let sender = receiver.sender();
     // A burst makes it take several buffers at once.
@@ -476,7 +476,7 @@ async fn bad_configurations_are_refused() {
     for max_datagram in [0, 65528, usize::MAX] {
         let refused = UdpReceiver::builder(&pool)
             .coalescing(Coalescing::Off { max_datagram })
-            .bind(ANY);
+            .bind(LOOPBACK);
         assert!(matches!(refused, Err(BindError::MaxDatagram { bytes }) if bytes == max_datagram));
     }
     let small = PacketPool::builder()
@@ -485,7 +485,7 @@ async fn bad_configurations_are_refused() {
         .build()
         .unwrap();
     assert!(matches!(
-        UdpReceiver::bind(ANY, &small),
+        UdpReceiver::bind(LOOPBACK, &small),
         Err(BindError::NoBufferClass {
             needed: 65536,
             largest: 2048
@@ -495,11 +495,11 @@ async fn bad_configurations_are_refused() {
     assert!(
         UdpReceiver::builder(&small)
             .coalescing(fits)
-            .bind(ANY)
+            .bind(LOOPBACK)
             .is_ok()
     );
 
-    let first = UdpReceiver::bind(ANY, &pool).unwrap();
+    let first = UdpReceiver::bind(LOOPBACK, &pool).unwrap();
     let error = UdpReceiver::bind(first.local_addr(), &pool).unwrap_err();
     assert!(matches!(&error, BindError::Socket { address, .. } if *address == first.local_addr()));
     // Shards beyond all memory: the system is asked first.
@@ -519,12 +519,12 @@ async fn shards_share_an_address_and_lose_nothing() {
             .bind(address)
             .unwrap()
     };
-    let mut first = shard(ANY);
+    let mut first = shard(LOOPBACK);
     let mut second = shard(first.local_addr());
     let mut sent = 0;
     // The kernel chooses by the sender's address; of 32 senders each shard gets some.
     for _ in 0..32 {
-        let sender = UdpSender::bind(ANY).unwrap();
+        let sender = UdpSender::bind(LOOPBACK).unwrap();
         sent += sender
             .send(&Transmit::new(&[1; 40], first.local_addr()).segment_size(10))
             .await
@@ -562,9 +562,9 @@ async fn a_receiver_that_waits_after_a_full_read_holds_no_buffer() {
     let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
     let mut receiver = UdpReceiver::builder(&pool)
         .coalescing(Coalescing::Off { max_datagram: 1500 })
-        .bind(ANY)
+        .bind(LOOPBACK)
         .unwrap();
-    let peer = std::net::UdpSocket::bind(ANY).unwrap();
+    let peer = std::net::UdpSocket::bind(LOOPBACK).unwrap();
     for n in 0..2 {
         peer.send_to(&[n; 8], receiver.local_addr()).unwrap();
     }

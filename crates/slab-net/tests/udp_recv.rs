@@ -19,7 +19,7 @@ use std::task::{Context, Waker};
 use std::{os::fd::AsFd, time::Duration};
 use udp_common::{assert_errors_let_others_run, payload};
 
-const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 /// Limits only how long a broken test takes to fail.
 #[cfg(target_os = "linux")]
 const HANG: Duration = Duration::from_secs(20);
@@ -32,7 +32,7 @@ fn bind(pool: &PacketPool, coalescing: Coalescing) -> UdpReceiver {
     UdpReceiver::builder(pool)
         .coalescing(coalescing)
         .receive_buffer_bytes(1 << 20)
-        .bind(ANY)
+        .bind(LOOPBACK)
         .unwrap()
 }
 
@@ -155,7 +155,7 @@ async fn a_receiver_that_was_shut_down_delivers_what_is_queued_and_fails() {
             let pool = pool();
             let mut receiver = bind(&pool, coalescing);
             let to = receiver.local_addr();
-            let sender = UdpSender::bind(ANY).unwrap();
+            let sender = UdpSender::bind(LOOPBACK).unwrap();
             let (mut sent, mut next) = (0, 0);
             let mut send = async |count| {
                 for _ in 0..count {
@@ -194,12 +194,12 @@ async fn a_receiver_that_was_shut_down_delivers_what_is_queued_and_fails() {
 async fn a_receiver_that_waits_learns_that_it_is_shut_down() {
     for is_connected in [false, true] {
         let pool = pool();
-        let peer = UdpSender::bind(ANY).unwrap();
+        let peer = UdpSender::bind(LOOPBACK).unwrap();
         let mut builder = UdpReceiver::builder(&pool);
         if is_connected {
             builder = builder.connect(peer.local_addr());
         }
-        let mut receiver = builder.bind(ANY).unwrap();
+        let mut receiver = builder.bind(LOOPBACK).unwrap();
         let socket = receiver.as_fd().try_clone_to_owned().unwrap();
         let receive = tokio::time::timeout(HANG, receiver.recv_batch());
         let (received, ()) = tokio::join!(receive, async {

@@ -9,7 +9,7 @@ use slab_net::{Packet, PacketChain, PacketPool};
 use std::io::IoSlice;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
-const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 fn pool() -> PacketPool {
     PacketPool::builder().max_memory(16 << 20).build().unwrap()
@@ -19,7 +19,7 @@ fn pool() -> PacketPool {
 async fn a_reply_is_complete_and_comes_from_the_address_it_was_sent_to() {
     let pool = pool();
     let mut server = UdpReceiver::bind((Ipv4Addr::UNSPECIFIED, 0).into(), &pool).unwrap();
-    let mut client = UdpReceiver::bind(ANY, &pool).unwrap();
+    let mut client = UdpReceiver::bind(LOOPBACK, &pool).unwrap();
     // Not the address that the system would choose for the reply.
     let to = SocketAddr::from(([127, 0, 0, 2], server.local_addr().port()));
     let sent: Vec<u8> = (0..20_000_u32).map(|n| (n / 7) as u8).collect();
@@ -58,7 +58,7 @@ async fn a_reply_is_complete_and_comes_from_the_address_it_was_sent_to() {
 #[tokio::test]
 async fn a_packet_chain_is_sent_without_copying() {
     let pool = pool();
-    let mut receiver = UdpReceiver::bind(ANY, &pool).unwrap();
+    let mut receiver = UdpReceiver::bind(LOOPBACK, &pool).unwrap();
     let sender = receiver.sender();
     let copy = |bytes: &[u8]| pool.try_copy_from_slice(bytes).unwrap();
     let whole = copy(&[3; 5000]);
@@ -89,8 +89,8 @@ async fn a_packet_chain_is_sent_without_copying() {
 #[tokio::test]
 async fn a_transmit_above_the_kernels_limits_is_split_and_arrives() {
     let pool = pool();
-    let mut receiver = UdpReceiver::bind(ANY, &pool).unwrap();
-    let sender = UdpSender::bind(ANY).unwrap();
+    let mut receiver = UdpReceiver::bind(LOOPBACK, &pool).unwrap();
+    let sender = UdpSender::bind(LOOPBACK).unwrap();
     // 200 segments, and more than 64 KiB: either limit forbids one message.
     let sent: Vec<u8> = (0..100_000_u32).map(|n| (n / 3) as u8).collect();
     let transmit = Transmit::new(&sent, receiver.local_addr()).segment_size(500);
@@ -116,9 +116,9 @@ async fn a_transmit_above_the_kernels_limits_is_split_and_arrives() {
 #[tokio::test]
 async fn try_send_stops_at_a_full_send_buffer_or_sends_all() {
     let pool = pool();
-    let receiver = UdpReceiver::bind(ANY, &pool).unwrap();
+    let receiver = UdpReceiver::bind(LOOPBACK, &pool).unwrap();
     // Tokio has not noticed yet that there is room.
-    let sender = UdpSender::bind(ANY).unwrap();
+    let sender = UdpSender::bind(LOOPBACK).unwrap();
     let hello = Transmit::new(b"hello", receiver.local_addr());
     assert_eq!(sender.try_send(&hello).unwrap(), 1);
     let contents = [0; 3000];
@@ -131,8 +131,8 @@ async fn try_send_stops_at_a_full_send_buffer_or_sends_all() {
 #[tokio::test]
 async fn a_datagram_too_large_is_an_error_and_the_socket_still_works() {
     let pool = pool();
-    let mut receiver = UdpReceiver::bind(ANY, &pool).unwrap();
-    let sender = UdpSender::bind(ANY).unwrap();
+    let mut receiver = UdpReceiver::bind(LOOPBACK, &pool).unwrap();
+    let sender = UdpSender::bind(LOOPBACK).unwrap();
     let to = receiver.local_addr();
     let long = vec![0; 70_000];
     let error = sender.send(&Transmit::new(&long, to)).await.unwrap_err();
@@ -163,7 +163,7 @@ async fn a_datagram_too_large_is_an_error_and_the_socket_still_works() {
 
 #[tokio::test]
 async fn invalid_destinations_and_local_addresses_are_errors() {
-    let sender = UdpSender::bind(ANY).unwrap();
+    let sender = UdpSender::bind(LOOPBACK).unwrap();
     // Port 0 is invalid.
     let nowhere = Transmit::new(b"x", (Ipv4Addr::LOCALHOST, 0).into());
     let error = sender.send(&nowhere).await.unwrap_err();
@@ -173,7 +173,9 @@ async fn invalid_destinations_and_local_addresses_are_errors() {
     assert!(matches!(refused, BindError::Socket { .. }));
     // A peer of another family cannot be connected to; the error names it, not the address that was bound.
     let elsewhere = (Ipv6Addr::LOCALHOST, 9).into();
-    let refused = UdpReceiver::builder(&pool()).connect(elsewhere).bind(ANY);
+    let refused = UdpReceiver::builder(&pool())
+        .connect(elsewhere)
+        .bind(LOOPBACK);
     let error = refused.unwrap_err();
     assert!(matches!(error, BindError::Connect { peer, .. } if peer == elsewhere));
     assert_eq!(error.to_string(), "cannot connect UDP to [::1]:9");
@@ -184,7 +186,7 @@ async fn invalid_destinations_and_local_addresses_are_errors() {
 #[tokio::test]
 async fn an_ipv6_source_on_an_ipv4_socket_is_used_if_it_is_mapped_and_else_an_error() {
     let pool = pool();
-    let mut receiver = UdpReceiver::bind(ANY, &pool).unwrap();
+    let mut receiver = UdpReceiver::bind(LOOPBACK, &pool).unwrap();
     let sender = UdpSender::bind((Ipv4Addr::UNSPECIFIED, 0).into()).unwrap();
     let hello = Transmit::new(b"hello", receiver.local_addr());
     let other = Ipv4Addr::new(127, 0, 0, 9);
@@ -209,12 +211,12 @@ async fn an_ipv6_source_on_an_ipv4_socket_is_used_if_it_is_mapped_and_else_an_er
 #[tokio::test]
 async fn an_ipv4_socket_takes_a_mapped_destination_and_a_mapped_peer() {
     let pool = pool();
-    let mut receiver = UdpReceiver::bind(ANY, &pool).unwrap();
+    let mut receiver = UdpReceiver::bind(LOOPBACK, &pool).unwrap();
     let v4 = receiver.local_addr();
     let mapped = (Ipv4Addr::LOCALHOST.to_ipv6_mapped(), v4.port()).into();
     let builder = UdpReceiver::builder(&pool).connect(mapped);
-    let connected = builder.bind(ANY).unwrap().sender();
-    for sender in [UdpSender::bind(ANY).unwrap(), connected] {
+    let connected = builder.bind(LOOPBACK).unwrap().sender();
+    for sender in [UdpSender::bind(LOOPBACK).unwrap(), connected] {
         let one = Transmit::new(b"one", mapped);
         let rest = Transmit::new(b"twosix", mapped).segment_size(3);
         assert_eq!(sender.send(&one).await.unwrap(), 1);
@@ -235,8 +237,8 @@ async fn receive(receiver: &mut UdpReceiver, count: usize) -> Vec<Vec<u8>> {
 #[tokio::test]
 async fn mixed_destinations_and_lengths_take_few_calls_and_stay_in_order() {
     let pool = pool();
-    let mut receivers = [(); 3].map(|()| UdpReceiver::bind(ANY, &pool).unwrap());
-    let sender = UdpSender::bind(ANY).unwrap();
+    let mut receivers = [(); 3].map(|()| UdpReceiver::bind(LOOPBACK, &pool).unwrap());
+    let sender = UdpSender::bind(LOOPBACK).unwrap();
     let bytes: Vec<u8> = (0..=255).collect();
     // Successive equal lengths, which become segments; others; empty ones.
     let plan: Vec<(usize, usize)> = (0..60)
@@ -269,8 +271,8 @@ async fn mixed_destinations_and_lengths_take_few_calls_and_stay_in_order() {
 #[tokio::test]
 async fn header_and_payload_are_gathered_by_the_kernel() {
     let pool = pool();
-    let mut receiver = UdpReceiver::bind(ANY, &pool).unwrap();
-    let sender = UdpSender::bind(ANY).unwrap();
+    let mut receiver = UdpReceiver::bind(LOOPBACK, &pool).unwrap();
+    let sender = UdpSender::bind(LOOPBACK).unwrap();
     let payload: Vec<u8> = (0..1200_u32).map(|n| n as u8).collect();
     let headers: Vec<[u8; 4]> = (0..10_u32).map(u32::to_be_bytes).collect();
     let parts: Vec<[IoSlice<'_>; 3]> = headers
@@ -305,8 +307,8 @@ async fn header_and_payload_are_gathered_by_the_kernel() {
 #[tokio::test]
 async fn datagrams_before_a_failed_one_are_sent_and_counted() {
     let pool = pool();
-    let mut receiver = UdpReceiver::bind(ANY, &pool).unwrap();
-    let sender = UdpSender::bind(ANY).unwrap();
+    let mut receiver = UdpReceiver::bind(LOOPBACK, &pool).unwrap();
+    let sender = UdpSender::bind(LOOPBACK).unwrap();
     let to = receiver.local_addr();
     let nowhere = (Ipv4Addr::LOCALHOST, 0).into();
     let long = vec![0; 70_000];
@@ -348,8 +350,8 @@ async fn without_gso_datagrams_are_sent_one_by_one() {
     use std::os::fd::AsRawFd;
 
     let pool = pool();
-    let mut receiver = UdpReceiver::bind(ANY, &pool).unwrap();
-    let socket = std::net::UdpSocket::bind(ANY).unwrap();
+    let mut receiver = UdpReceiver::bind(LOOPBACK, &pool).unwrap();
+    let socket = std::net::UdpSocket::bind(LOOPBACK).unwrap();
     let on: libc::c_int = 1;
     // SAFETY: an open socket, and an `int` of the length that is passed.
     let result = unsafe {
@@ -385,12 +387,12 @@ async fn without_gso_datagrams_are_sent_one_by_one() {
 async fn connection_refused_is_reported_once_to_sender_and_receiver() {
     let pool = pool();
     for source_only in [false, true] {
-        let gone = UdpReceiver::bind(ANY, &pool).unwrap().local_addr();
+        let gone = UdpReceiver::bind(LOOPBACK, &pool).unwrap().local_addr();
         let mut client = UdpReceiver::builder(&pool)
             .coalescing(Coalescing::Off { max_datagram: 1500 })
             .source_only(source_only)
             .connect(gone)
-            .bind(ANY)
+            .bind(LOOPBACK)
             .unwrap();
         let sender = client.sender();
         let hello = Transmit::new(b"hello", gone);
@@ -435,13 +437,13 @@ async fn connection_refused_wakes_who_receives() {
     let refused = |error: std::io::Error| {
         assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
     };
-    let gone = UdpReceiver::bind(ANY, &pool).unwrap().local_addr();
+    let gone = UdpReceiver::bind(LOOPBACK, &pool).unwrap().local_addr();
     let hello = Transmit::new(b"hello", gone);
     // The builder connects the one, and the caller has connected the other.
-    let own = std::net::UdpSocket::bind(ANY).unwrap();
+    let own = std::net::UdpSocket::bind(LOOPBACK).unwrap();
     own.connect(gone).unwrap();
     let builder = || UdpReceiver::builder(&pool);
-    let bound = builder().connect(gone).bind(ANY).unwrap();
+    let bound = builder().connect(gone).bind(LOOPBACK).unwrap();
     for mut client in [bound, builder().from_std(own).unwrap()] {
         let sender = client.sender();
         for _ in 0..3 {
@@ -475,8 +477,8 @@ async fn connection_refused_wakes_who_receives() {
 #[tokio::test]
 async fn a_sink_sends_everything_and_continues_after_a_failure() {
     let pool = pool();
-    let mut receiver = UdpReceiver::bind(ANY, &pool).unwrap();
-    let sender = UdpSender::bind(ANY).unwrap();
+    let mut receiver = UdpReceiver::bind(LOOPBACK, &pool).unwrap();
+    let sender = UdpSender::bind(LOOPBACK).unwrap();
     // Tokio has not noticed yet that there is room.
     let mut sink = sender.sink();
     let to = receiver.local_addr();
@@ -546,9 +548,9 @@ async fn a_sink_sends_everything_and_continues_after_a_failure() {
 /// The send buffer is never full, so only the sender or the sink itself can yield the thread.
 #[tokio::test]
 async fn a_busy_sender_or_sink_yields_its_thread() {
-    let receiver = UdpReceiver::bind(ANY, &pool()).unwrap();
+    let receiver = UdpReceiver::bind(LOOPBACK, &pool()).unwrap();
     let to = receiver.local_addr();
-    let sender = UdpSender::bind(ANY).unwrap();
+    let sender = UdpSender::bind(LOOPBACK).unwrap();
     let mut sink = sender.sink();
     let other = tokio::spawn(async {});
     for _ in 0..10_000 {

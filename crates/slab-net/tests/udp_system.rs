@@ -21,7 +21,7 @@ use udp_common::network::{ioctl, request, run_on_own_thread, set_link_up, unshar
 use udp_common::warnings::on_event;
 use udp_common::{checked, fail_sends, fail_syscall_if, skipped};
 
-const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 fn pool() -> PacketPool {
     PacketPool::builder().max_memory(8 << 20).build().unwrap()
@@ -30,7 +30,10 @@ fn pool() -> PacketPool {
 #[test]
 fn send_errors_have_a_kind_and_the_sink_continues_after_them() {
     async fn no_buffers() {
-        let (sender, transmits) = (UdpSender::bind(ANY).unwrap(), [Transmit::new(b"x", ANY)]);
+        let (sender, transmits) = (
+            UdpSender::bind(LOOPBACK).unwrap(),
+            [Transmit::new(b"x", LOOPBACK)],
+        );
         let error = sender.send_many(&transmits).await.unwrap_err();
         assert!(
             matches!(error.kind(), SendErrorKind::NoBuffers),
@@ -44,7 +47,7 @@ fn send_errors_have_a_kind_and_the_sink_continues_after_them() {
         let mut sink = sender.sink();
         for _ in 0..3 {
             let payload = slab_net::Packet::from_static(b"payload");
-            sink.feed(Outgoing::new(payload, ANY)).await.unwrap();
+            sink.feed(Outgoing::new(payload, LOOPBACK)).await.unwrap();
         }
         for left in [2, 1, 0] {
             let error = sink.flush().await.unwrap_err();
@@ -57,9 +60,9 @@ fn send_errors_have_a_kind_and_the_sink_continues_after_them() {
         sink.flush().await.unwrap();
     }
     async fn too_large() {
-        let sender = UdpSender::bind(ANY).unwrap();
+        let sender = UdpSender::bind(LOOPBACK).unwrap();
         // Refused as two segments, then as a single datagram: the error is not about GSO.
-        let both = Transmit::new(b"onetwo", ANY).segment_size(3);
+        let both = Transmit::new(b"onetwo", LOOPBACK).segment_size(3);
         let error = sender.send(&both).await.unwrap_err();
         assert!(
             matches!(error.kind(), SendErrorKind::TooLarge { bytes: 3 }),
@@ -67,8 +70,11 @@ fn send_errors_have_a_kind_and_the_sink_continues_after_them() {
         );
     }
     async fn forbidden() {
-        let sender = UdpSender::bind(ANY).unwrap();
-        let error = sender.send(&Transmit::new(b"x", ANY)).await.unwrap_err();
+        let sender = UdpSender::bind(LOOPBACK).unwrap();
+        let error = sender
+            .send(&Transmit::new(b"x", LOOPBACK))
+            .await
+            .unwrap_err();
         match error.kind() {
             SendErrorKind::Io(error) => assert_eq!(error.raw_os_error(), Some(libc::EPERM)),
             other => panic!("{other:?}"),
@@ -92,13 +98,13 @@ fn what_was_sent_does_not_wake_the_runtime() {
         })
         .build()
         .unwrap();
-    let peer = UdpSocket::bind(ANY).unwrap();
+    let peer = UdpSocket::bind(LOOPBACK).unwrap();
     let to = peer.local_addr().unwrap();
     let (stop, stopped) = tokio::sync::oneshot::channel();
     let (tell, is_sent) = mpsc::channel();
     let server = thread::spawn(move || {
         runtime.block_on(async {
-            let sender = UdpSender::bind(ANY).unwrap();
+            let sender = UdpSender::bind(LOOPBACK).unwrap();
             sender.send(&Transmit::new(b"x", to)).await.unwrap();
             let before = parks.load(Ordering::Relaxed);
             tell.send(()).unwrap();
@@ -125,8 +131,8 @@ fn a_device_without_gso_gets_one_message_per_datagram() {
             events.fetch_add(1, Ordering::Relaxed);
         });
         let pool = pool();
-        let mut receiver = UdpReceiver::bind(ANY, &pool).unwrap();
-        let sender = UdpSender::bind(ANY).unwrap();
+        let mut receiver = UdpReceiver::bind(LOOPBACK, &pool).unwrap();
+        let sender = UdpSender::bind(LOOPBACK).unwrap();
         let three = Transmit::new(b"onetwosix", receiver.local_addr()).segment_size(3);
         for round in 1..=2 {
             assert_eq!(sender.send(&three).await.unwrap(), 3);
@@ -149,10 +155,10 @@ fn a_device_without_gso_gets_one_message_per_datagram() {
 fn a_system_without_timestamps_refuses_only_those_who_ask_for_them() {
     async fn test() {
         let pool = pool();
-        UdpReceiver::bind(ANY, &pool).unwrap();
+        UdpReceiver::bind(LOOPBACK, &pool).unwrap();
         let error = UdpReceiver::builder(&pool)
             .timestamps(true)
-            .bind(ANY)
+            .bind(LOOPBACK)
             .unwrap_err();
         let BindError::Socket { error, .. } = &error else {
             panic!("{error:?}");
@@ -179,7 +185,7 @@ fn a_system_that_refuses_io_uring_costs_no_memory() {
         let pool = pool();
         let off = slab_net::udp::Coalescing::Off { max_datagram: 1500 };
         let builder = UdpReceiver::builder(&pool).coalescing(off).io_uring(true);
-        let mut receiver = builder.bind(ANY).unwrap();
+        let mut receiver = builder.bind(LOOPBACK).unwrap();
         assert!(!receiver.uses_io_uring());
         assert_eq!(pool.slab().stats().in_use(), 0);
         let hello = Transmit::new(b"hello", receiver.local_addr());
@@ -238,7 +244,7 @@ fn shards_get_a_port_that_no_other_socket_shares() {
             return skipped("the range of ports cannot be changed", &why);
         }
         let pool = pool();
-        let bind = || UdpReceiver::builder(&pool).bind_shards(ANY, 2.try_into().unwrap());
+        let bind = || UdpReceiver::builder(&pool).bind_shards(LOOPBACK, 2.try_into().unwrap());
         let shards = bind().unwrap();
         let port = shards[0].local_addr().port();
         assert_eq!((port, shards[1].local_addr().port()), (40_000, 40_000));
@@ -281,13 +287,13 @@ async fn a_monitor_counts_only_its_own_sockets_drops() {
         UdpSocket::from(unsafe { OwnedFd::from_raw_fd(fd) })
     };
     let flood = |to: &UdpSocket, count| {
-        let from = UdpSocket::bind(ANY).unwrap();
+        let from = UdpSocket::bind(LOOPBACK).unwrap();
         for _ in 0..count {
             from.send_to(&[1; 1000], to.local_addr().unwrap()).unwrap();
         }
     };
     let pool = pool();
-    let socket = UdpSocket::bind(ANY).unwrap();
+    let socket = UdpSocket::bind(LOOPBACK).unwrap();
     let same = high(&socket);
     let number = same.as_raw_fd();
     let receiver = UdpReceiver::builder(&pool)
@@ -299,7 +305,7 @@ async fn a_monitor_counts_only_its_own_sockets_drops() {
     drop(receiver);
     let before = monitor.stats().kernel_dropped_datagrams;
     assert!((1..100).contains(&before), "{before}");
-    let other = UdpSocket::bind(ANY).unwrap();
+    let other = UdpSocket::bind(LOOPBACK).unwrap();
     socket2::SockRef::from(&other)
         .set_recv_buffer_size(1 << 14)
         .unwrap();

@@ -1,8 +1,8 @@
 //! The two sides of a queue: where they wait for each other, who has a place in the lanes, and how either
 //! side ends.
 
-use super::gate::Gate;
-use super::lanes::{Lanes, Priority, Pushed};
+use super::event_count::EventCount;
+use super::priority_lanes::{Priority, PriorityLanes, Pushed};
 use super::queue::{Overflow, queue};
 use crate::model::explore;
 use crate::udp::PacketBatch;
@@ -36,24 +36,24 @@ fn block_on<F: Future>(future: F) -> F::Output {
     }
 }
 
-/// What is waited for at a gate: so many things, put there by one side and taken by the other. No order
-/// but the gate's is between the two.
+/// What is waited for: so many things, put there by one side and taken by the other. No order
+/// but that of the event count is between the two.
 struct Things {
-    gate: Gate,
+    events: EventCount,
     count: AtomicUsize,
 }
 
 impl Things {
     fn none() -> Arc<Self> {
         Arc::new(Self {
-            gate: Gate::default(),
+            events: EventCount::default(),
             count: AtomicUsize::new(0),
         })
     }
 
     fn put(&self, count: usize) {
         self.count.fetch_add(count, Ordering::Relaxed);
-        self.gate.notify(count);
+        self.events.notify(count);
     }
 
     fn take(&self) -> Option<()> {
@@ -71,13 +71,13 @@ impl Things {
     }
 
     fn wait(&self) {
-        block_on(self.gate.wait_for(|| self.take()));
+        block_on(self.events.wait_for(|| self.take()));
     }
 }
 
 /// Trap: lost wake-up. One side changes something while the other begins to wait for it.
 #[test]
-fn who_waits_at_a_gate_is_woken() {
+fn who_waits_for_an_event_is_woken() {
     explore(None, || {
         let things = Things::none();
         let waits = {
@@ -115,7 +115,7 @@ fn who_gives_up_hands_the_notification_on() {
         let gives_up = {
             let things = Arc::clone(&things);
             thread::spawn(move || {
-                let mut waiting = pin!(things.gate.wait_for(|| things.take()));
+                let mut waiting = pin!(things.events.wait_for(|| things.take()));
                 let polled = waiting
                     .as_mut()
                     .poll(&mut Context::from_waker(Waker::noop()));
@@ -139,7 +139,7 @@ fn who_gives_up_hands_the_notification_on() {
 #[test]
 fn all_who_wait_for_the_end_are_woken() {
     explore(Some(3), || {
-        let all = Arc::new((Gate::default(), AtomicBool::new(false)));
+        let all = Arc::new((EventCount::default(), AtomicBool::new(false)));
         let waits = [(); 2].map(|()| {
             let all = Arc::clone(&all);
             thread::spawn(move || {
@@ -157,12 +157,16 @@ fn all_who_wait_for_the_end_are_woken() {
 #[test]
 fn a_lane_is_never_full_for_who_has_a_place() {
     explore(None, || {
-        let lanes = Arc::new(Lanes::new(1, Box::new(|_: &PacketBatch| Priority::Normal)));
-        let push =
-            |lanes: &Lanes, batch: u32| match lanes.push(Priority::Normal, PacketBatch(batch)) {
-                Pushed::Queued => None,
-                Pushed::Replaced(batch) | Pushed::Refused(batch) => Some(batch.0),
-            };
+        let lanes = Arc::new(PriorityLanes::new(
+            1,
+            Box::new(|_: &PacketBatch| Priority::Normal),
+        ));
+        let push = |lanes: &PriorityLanes, batch: u32| match lanes
+            .push(Priority::Normal, PacketBatch(batch))
+        {
+            Pushed::Queued => None,
+            Pushed::Replaced(batch) | Pushed::Refused(batch) => Some(batch.0),
+        };
         assert_eq!(push(&lanes, 0), None);
         let consumer = {
             let lanes = Arc::clone(&lanes);
@@ -180,8 +184,13 @@ fn a_lane_is_never_full_for_who_has_a_place() {
 #[test]
 fn a_place_that_was_taken_over_is_one() {
     explore(Some(3), || {
-        let lanes = Arc::new(Lanes::new(1, Box::new(|_: &PacketBatch| Priority::Normal)));
-        let push = |lanes: &Lanes, priority, batch| match lanes.push(priority, PacketBatch(batch)) {
+        let lanes = Arc::new(PriorityLanes::new(
+            1,
+            Box::new(|_: &PacketBatch| Priority::Normal),
+        ));
+        let push = |lanes: &PriorityLanes, priority, batch| match lanes
+            .push(priority, PacketBatch(batch))
+        {
             Pushed::Queued => None,
             Pushed::Replaced(batch) | Pushed::Refused(batch) => Some(batch.0),
         };

@@ -1,4 +1,4 @@
-//! Of tokio's `Notify` what gates use, as its documentation has it. Two threads that use it are ordered
+//! Of tokio's `Notify` what event counts use, as its documentation has it. Two threads that use it are ordered
 //! no more than they are there: by what is done under its mutex.
 
 use core::pin::Pin;

@@ -1,11 +1,11 @@
-//! The queue, its gates and its lanes; without what receives and sends.
+//! The queue, its event counts and its lanes; without what receives and sends.
 
+#[path = "../../src/pipeline/event_count.rs"]
+mod event_count;
 #[path = "../../src/pipeline/flow.rs"]
 mod flow;
-#[path = "../../src/pipeline/gate.rs"]
-mod gate;
-#[path = "../../src/pipeline/lanes.rs"]
-mod lanes;
+#[path = "../../src/pipeline/priority_lanes.rs"]
+mod priority_lanes;
 #[path = "../../src/pipeline/queue/mod.rs"]
 mod queue;
 #[path = "../../src/pipeline/stats.rs"]

@@ -32,17 +32,17 @@
 //! # }
 //! ```
 
+mod event_count;
 mod flow;
 mod forward;
-mod gate;
-mod lanes;
+mod priority_lanes;
 mod queue;
 mod stats;
 mod unsent;
 
 pub use flow::flow_queues;
 pub use forward::{Ended, Forwarded, forward};
-pub use lanes::Priority;
+pub use priority_lanes::Priority;
 pub use queue::{
     Overflow, QueueClosed, QueueReceiver, QueueSendError, QueueSender, priority_queue, queue,
 };

@@ -147,7 +147,7 @@ async fn the_log_counts_the_datagrams_of_a_batch() {
         };
         for datagrams in counts {
             let contents = vec![0; 10 * datagrams];
-            let batch = PacketBatch::try_copy_from_slice(&pool, &contents, 10, crate::ANY);
+            let batch = PacketBatch::try_copy_from_slice(&pool, &contents, 10, crate::LOOPBACK);
             sender.send(batch.unwrap()).await.unwrap();
         }
         assert_eq!(receiver.monitor().stats().dropped(), 5);

@@ -17,7 +17,7 @@ use slab_net::{PacketPool, PacketPoolBuilder};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 /// Limits only how long a broken test takes to fail.
 const HANG: Duration = Duration::from_secs(20);
 
@@ -37,7 +37,7 @@ impl Source {
         // One batch per datagram, so that the test controls what a queue holds on every system.
         let socket = UdpReceiver::builder(&pool)
             .coalescing(Coalescing::Off { max_datagram: 100 })
-            .bind(ANY)
+            .bind(LOOPBACK)
             .unwrap();
         Self { pool, socket }
     }
@@ -432,7 +432,7 @@ async fn send_many_wakes_a_consumer_before_it_waits_for_room() {
     });
     let batches = [0, 1, 2].map(|n: u64| {
         let bytes = n.to_le_bytes();
-        PacketBatch::try_copy_from_slice(&source.pool, &bytes, 0, ANY).unwrap()
+        PacketBatch::try_copy_from_slice(&source.pool, &bytes, 0, LOOPBACK).unwrap()
     });
     tokio::task::yield_now().await;
     let sent = tokio::time::timeout(HANG, sender.send_many(batches)).await;
@@ -460,7 +460,8 @@ async fn a_busy_consumer_yields_its_thread() {
 #[tokio::test]
 async fn a_busy_producer_yields_its_thread() {
     let source = Source::new();
-    let batch = || PacketBatch::try_copy_from_slice(&source.pool, &0_u64.to_le_bytes(), 0, ANY);
+    let batch =
+        || PacketBatch::try_copy_from_slice(&source.pool, &0_u64.to_le_bytes(), 0, LOOPBACK);
     for many in [false, true] {
         let (sender, _receiver) = make(1, Overflow::DropOldest);
         let other = tokio::spawn(async {});

@@ -3,7 +3,7 @@
 use crate::refused::assert_refusals_wake;
 use crate::udp_common::exhaust;
 use crate::udp_common::warnings::{field, on_event};
-use crate::{ANY, HANG, OFF, bind, bound, builder, pool};
+use crate::{HANG, LOOPBACK, OFF, bind, bound, builder, pool};
 use slab_net::udp::{Coalescing, Transmit};
 use slab_net::{PacketPool, SizeClasses};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -229,7 +229,7 @@ async fn a_subscriber_that_panics_at_a_copy_leaves_none_uncounted() {
 #[tokio::test]
 async fn connection_refused_wakes_who_receives_without_memory() {
     let pool = pool(4);
-    let peer = std::net::UdpSocket::bind(ANY).unwrap();
+    let peer = std::net::UdpSocket::bind(LOOPBACK).unwrap();
     let gone = peer.local_addr().unwrap();
     let Some(mut client) = bound(builder(&pool, OFF).connect(gone)) else {
         return;

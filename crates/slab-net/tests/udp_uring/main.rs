@@ -30,7 +30,7 @@ use std::time::Duration;
 use udp_common::skipped;
 use udp_common::warnings::on_warning;
 
-const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 /// Limits only how long a broken test takes to fail.
 const HANG: Duration = Duration::from_secs(20);
 const OFF: Coalescing = Coalescing::Off { max_datagram: 1500 };
@@ -60,7 +60,7 @@ fn bind(pool: &PacketPool, coalescing: Coalescing) -> Option<UdpReceiver> {
 }
 
 fn bound(builder: UdpReceiverBuilder) -> Option<UdpReceiver> {
-    let receiver = builder.bind(ANY).unwrap();
+    let receiver = builder.bind(LOOPBACK).unwrap();
     if !receiver.uses_io_uring() {
         skipped("io_uring", &io::ErrorKind::Unsupported.into());
         return None;
@@ -84,7 +84,7 @@ async fn every_length_arrives_intact_with_all_kernel_metadata() {
         let Some(mut receiver) = bind(&pool, coalescing) else {
             return;
         };
-        let sender = UdpReceiver::bind(ANY, &pool).unwrap().sender();
+        let sender = UdpReceiver::bind(LOOPBACK, &pool).unwrap().sender();
         let bytes: Vec<u8> = (0..70_000_u32).map(|n| (n / 5) as u8).collect();
         let longest = if coalescing == OFF { 1500 } else { 65_507 };
         for len in [0, 1, 63, 1200, 1500, 0, 0, 32_768, 65_507, 7] {
@@ -94,7 +94,7 @@ async fn every_length_arrives_intact_with_all_kernel_metadata() {
             let batch = receiver.recv_batch().await.unwrap();
             assert_eq!(batch.contents(), &bytes[..len]);
             assert_eq!(batch.source(), sender.local_addr());
-            assert_eq!(batch.destination_ip(), Some(ANY.ip()));
+            assert_eq!(batch.destination_ip(), Some(LOOPBACK.ip()));
             assert_eq!(batch.ecn(), Some(Ecn::Ect1));
             assert!(batch.timestamp().is_some() && batch.interface().is_some());
             assert!(!batch.is_truncated());
@@ -258,7 +258,7 @@ async fn one_reaping_takes_no_more_batches_than_there_are_buffers() {
     let Some(mut receiver) = bound(builder) else {
         return;
     };
-    let (sender, to) = (UdpSender::bind(ANY).unwrap(), receiver.local_addr());
+    let (sender, to) = (UdpSender::bind(LOOPBACK).unwrap(), receiver.local_addr());
     let bytes = [1; 30_010];
     let one = Transmit::new(&bytes[..30_000], to);
     sender.send(&one).await.unwrap();
@@ -268,7 +268,7 @@ async fn one_reaping_takes_no_more_batches_than_there_are_buffers() {
         .collect();
     sender.send_many(&ten).await.unwrap();
     sender.send(&one).await.unwrap();
-    let from = std::net::UdpSocket::bind(ANY).unwrap();
+    let from = std::net::UdpSocket::bind(LOOPBACK).unwrap();
     // Drops are logged while the ring is reaped.
     let _watching = on_warning(move |_| {
         for _ in 0..6 {

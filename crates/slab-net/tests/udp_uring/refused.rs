@@ -2,7 +2,7 @@
 
 use crate::udp_common::warnings::{field, on_warning};
 use crate::udp_common::{fail_syscall, skipped};
-use crate::{ANY, HANG, OFF, bind, bound, builder, pool};
+use crate::{HANG, LOOPBACK, OFF, bind, bound, builder, pool};
 use slab_net::udp::{Coalescing, PacketBatch, Transmit, UdpReceiver};
 use slab_net::{PacketPool, SizeClasses};
 use std::io;
@@ -143,9 +143,9 @@ async fn an_error_after_datagrams_is_reported_after_them_and_once() {
     let pool = pool(16);
     // Who has not waited for the datagrams is not woken for the error by what announced them.
     for waits_for_error in [false, true] {
-        let peer = std::net::UdpSocket::bind(ANY).unwrap();
+        let peer = std::net::UdpSocket::bind(LOOPBACK).unwrap();
         let gone = peer.local_addr().unwrap();
-        let mut client = builder(&pool, OFF).connect(gone).bind(ANY).unwrap();
+        let mut client = builder(&pool, OFF).connect(gone).bind(LOOPBACK).unwrap();
         if !client.uses_io_uring() {
             return skipped("io_uring", &io::ErrorKind::Unsupported.into());
         }
@@ -194,10 +194,10 @@ async fn an_error_from_before_is_reported_once_and_leaves_the_ring() {
     if bind(&pool, OFF).is_none() {
         return;
     }
-    let nobody = std::net::UdpSocket::bind(ANY).unwrap();
+    let nobody = std::net::UdpSocket::bind(LOOPBACK).unwrap();
     let refusing = nobody.local_addr().unwrap();
     drop(nobody);
-    let socket = std::net::UdpSocket::bind(ANY).unwrap();
+    let socket = std::net::UdpSocket::bind(LOOPBACK).unwrap();
     socket.connect(refusing).unwrap();
     socket.send(b"is anybody there?").unwrap();
     let mut receiver = builder(&pool, OFF).from_std(socket).unwrap();
@@ -230,7 +230,7 @@ pub(crate) async fn assert_refusals_wake(client: &mut UdpReceiver, gone: SocketA
 #[tokio::test]
 async fn connection_refused_wakes_who_receives() {
     let pool = pool(16);
-    let gone = std::net::UdpSocket::bind(ANY)
+    let gone = std::net::UdpSocket::bind(LOOPBACK)
         .unwrap()
         .local_addr()
         .unwrap();
@@ -250,7 +250,7 @@ async fn without_a_large_enough_class_it_falls_back_with_one_warning() {
         panic!("a subscriber may panic");
     });
     let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
-    let bind = || builder(&pool, Coalescing::On).bind(ANY);
+    let bind = || builder(&pool, Coalescing::On).bind(LOOPBACK);
     let warned = std::panic::catch_unwind(AssertUnwindSafe(bind));
     assert_eq!(warned.is_err(), !warnings.lock().unwrap().is_empty());
     for _ in 0..3 {
@@ -267,7 +267,7 @@ async fn without_a_large_enough_class_it_falls_back_with_one_warning() {
     let sizes = SizeClasses::explicit(&[65_792]).unwrap();
     let exact = PacketPool::builder().size_classes(sizes);
     let exact = exact.max_memory(8 << 20).build().unwrap();
-    let receiver = builder(&exact, Coalescing::On).bind(ANY).unwrap();
+    let receiver = builder(&exact, Coalescing::On).bind(LOOPBACK).unwrap();
     assert_eq!(receiver.uses_io_uring(), is_ours);
     assert!(said.len() <= 1 && (!is_ours || said.len() == 1), "{said:?}");
     if let Some(reason) = said.first().filter(|_| is_ours) {

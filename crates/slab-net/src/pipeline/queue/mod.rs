@@ -1,7 +1,7 @@
-//! The queue: an array of batches, two [gates](super::gate) to wait at, and counters.
+//! The queue: an array of batches, [event counts](super::event_count) to wait for, and counters.
 //!
 //! When the last handle of one side is dropped, it sets that side's counter to zero and then wakes all
-//! who wait at its gate; those who arrive there later see the zero.
+//! who wait for that; those who arrive there later see the zero.
 //!
 //! Work that can be shared by many batches is done once for all of them: one addition to a counter, one
 //! check for waiters. In the steady state nothing here allocates: a waiter's place is part of its
@@ -12,7 +12,7 @@ mod receiver;
 mod sender;
 mod shared;
 
-use super::lanes::{Lanes, Priority};
+use super::priority_lanes::{Priority, PriorityLanes};
 use super::stats::QueueCounters;
 use crate::udp::{Amount, PacketBatch};
 use core::fmt;
@@ -110,8 +110,8 @@ pub fn priority_queue(
     capacity: NonZeroUsize,
     priority_of: impl Fn(&PacketBatch) -> Priority + Send + Sync + 'static,
 ) -> (QueueSender, QueueReceiver) {
-    let lanes = Lanes::new(capacity.get(), Box::new(priority_of));
-    let (producer, receiver) = new_pair(capacity, Store::Lanes(Box::new(lanes)));
+    let lanes = PriorityLanes::new(capacity.get(), Box::new(priority_of));
+    let (producer, receiver) = new_pair(capacity, Store::Priority(Box::new(lanes)));
     (QueueSender::to_one(producer), receiver)
 }
 

@@ -192,7 +192,7 @@ impl QueueSender {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::super::super::flow::flow_queues;
-    use super::super::super::lanes::Priority;
+    use super::super::super::priority_lanes::Priority;
     use super::super::{Overflow, QueueReceiver, priority_queue, queue};
     use super::*;
     use crate::packet::PacketPool;

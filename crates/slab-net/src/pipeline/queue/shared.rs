@@ -1,7 +1,7 @@
 //! The state that both ends share: the stored batches, the overflow policy, and the counters.
 
-use super::super::gate::Gate;
-use super::super::lanes::{Lanes, Priority, Pushed};
+use super::super::event_count::EventCount;
+use super::super::priority_lanes::{Priority, PriorityLanes, Pushed};
 use super::super::stats::QueueCounters;
 use super::Overflow;
 use crate::atomics::{AtomicBool, AtomicUsize, Ordering};
@@ -19,19 +19,19 @@ use std::sync::Arc;
 )]
 pub(super) enum Store {
     Fifo(ArrayQueue<PacketBatch>, Overflow),
-    Lanes(Box<Lanes>),
+    Priority(Box<PriorityLanes>),
 }
 
 #[derive(Debug)]
 pub(in crate::pipeline) struct Shared {
     store: Store,
     /// Where consumers wait for a batch, or for the end of the last sender.
-    pub(super) items: Gate,
+    pub(super) items: EventCount,
     /// Where producers under [`Overflow::Wait`] wait for room, or for the end of the last receiver.
-    pub(super) room: Gate,
+    pub(super) room: EventCount,
     /// Where [`closed`](super::QueueSender::closed) waits for `is_abandoned`. Not at `room`, where it
     /// would take notifications meant for producers.
-    pub(super) closed: Gate,
+    pub(super) closed: EventCount,
     /// Whether the last receiver has gone and has counted what it left.
     pub(super) is_abandoned: AtomicBool,
     pub(super) senders: AtomicUsize,
@@ -47,9 +47,9 @@ impl Shared {
     pub(super) fn new(capacity: NonZeroUsize, store: Store) -> Self {
         Self {
             store,
-            items: Gate::default(),
-            room: Gate::default(),
-            closed: Gate::default(),
+            items: EventCount::default(),
+            room: EventCount::default(),
+            closed: EventCount::default(),
             is_abandoned: AtomicBool::new(false),
             senders: AtomicUsize::new(1),
             receivers: AtomicUsize::new(1),
@@ -92,7 +92,7 @@ impl Shared {
                     Some(oldest) => self.drop_evicted(oldest),
                 }
             }
-            Store::Lanes(lanes) => match lanes.push(self.priority(lanes, &batch), batch) {
+            Store::Priority(lanes) => match lanes.push(self.priority(lanes, &batch), batch) {
                 Pushed::Queued => {
                     enqueued.add(amount);
                     self.refusing.record_success();
@@ -122,7 +122,7 @@ impl Shared {
     pub(in crate::pipeline) fn len(&self) -> usize {
         match &self.store {
             Store::Fifo(batches, _) => batches.len(),
-            Store::Lanes(lanes) => lanes.len(),
+            Store::Priority(lanes) => lanes.len(),
         }
     }
 
@@ -133,7 +133,7 @@ impl Shared {
 
     /// Returns the user's priority of a batch. If the user's function panics, the batch is counted as
     /// refused.
-    fn priority(&self, lanes: &Lanes, batch: &PacketBatch) -> Priority {
+    fn priority(&self, lanes: &PriorityLanes, batch: &PacketBatch) -> Priority {
         struct Lost<'a>(&'a Shared, Amount);
 
         impl Drop for Lost<'_> {
@@ -173,7 +173,7 @@ impl Shared {
         self.counters.producers.enqueued.add(amount);
         self.items.notify(batches);
         // The last receiver sets the counter to zero and then empties the queue, with a fence between. The
-        // gate's fence in `notify` is between our push and this load: either the receiver has found our
+        // event count's fence in `notify` is between our push and this load: either the receiver has found our
         // batches, or we see the zero and drop them.
         if self.receivers.load(Ordering::Relaxed) == 0 {
             self.drop_all_queued();
@@ -192,7 +192,7 @@ impl Shared {
     fn take(&self) -> Option<PacketBatch> {
         match &self.store {
             Store::Fifo(batches, _) => batches.pop(),
-            Store::Lanes(lanes) => lanes.pop(),
+            Store::Priority(lanes) => lanes.pop(),
         }
     }
 

@@ -1,4 +1,5 @@
-//! [`Gate`]: where one side of a queue waits for the other.
+//! [`EventCount`]: where one side of a queue waits for the other (an eventcount: Reed and Kanodia, "Synchronization with
+//! Eventcounts and Sequencers", 1979).
 //!
 //! While nobody waits it costs the other side one fence a turn, however much the turn moved: no shared
 //! cache line is written.
@@ -24,12 +25,12 @@ use tokio::sync::Notify;
 /// Has a pair of cache lines of its own.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-pub(super) struct Gate {
+pub(super) struct EventCount {
     waiting: AtomicUsize,
     notify: Notify,
 }
 
-impl Gate {
+impl EventCount {
     /// Notifies one waiter for each of `changes`. Call it after making the changes.
     #[inline]
     pub(super) fn notify(&self, changes: usize) {

@@ -1,4 +1,4 @@
-//! [`Lanes`]: a bounded queue that drops the lowest priority first.
+//! [`PriorityLanes`]: a bounded queue that drops the lowest priority first.
 //!
 //! There is one array per priority, and one count for all of them. A producer reserves a place by the
 //! count before it pushes, and a consumer returns the place after it has popped. Therefore
@@ -35,7 +35,7 @@ const LANES: usize = 4;
 
 pub(super) type PriorityOf = dyn Fn(&PacketBatch) -> Priority + Send + Sync;
 
-pub(super) struct Lanes {
+pub(super) struct PriorityLanes {
     /// One for each priority, the lowest first.
     lanes: [ArrayQueue<PacketBatch>; LANES],
     /// The number of places taken.
@@ -54,7 +54,7 @@ pub(super) enum Pushed {
     Refused(PacketBatch),
 }
 
-impl Lanes {
+impl PriorityLanes {
     pub(super) fn new(capacity: usize, priority_of: Box<PriorityOf>) -> Self {
         Self {
             lanes: [(); LANES].map(|()| ArrayQueue::new(capacity)),
@@ -109,9 +109,9 @@ impl Lanes {
     }
 }
 
-impl fmt::Debug for Lanes {
+impl fmt::Debug for PriorityLanes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lanes")
+        f.debug_struct("PriorityLanes")
             .field("count", &self.count)
             .field("capacity", &self.capacity)
             .finish_non_exhaustive()
