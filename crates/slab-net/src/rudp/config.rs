@@ -152,9 +152,9 @@ impl SessionConfig {
         self
     }
 
-    /// Ends the session once a segment was sent this often without being acknowledged, 2 to 1000 times; fast
-    /// retransmissions of a segment count once at most, and what was sent before a server's first cookie came does
-    /// not count. Default: 20.
+    /// Ends the session once a segment was sent this often without being acknowledged, 2 to 1000 times. Retransmissions
+    /// that follow an acknowledgement of something else count once at most, and so do those ahead of their turn, since the
+    /// peer waits for that segment; what was sent before a server's first cookie came does not count. Default: 20.
     pub fn dead_link(mut self, transmissions: u32) -> Self {
         self.dead_link = transmissions;
         self

@@ -248,7 +248,7 @@ impl Session {
             self.send.forget_transmissions();
         }
         while let Some(sn) = self.send.oldest() {
-            if !self.mark_lost(sn, Cause::Timeout) {
+            if !self.mark_lost(sn, Cause::Timeout, false) {
                 return;
             }
         }
@@ -384,7 +384,13 @@ impl Session {
                 }
                 acknowledged += u32::from(self.send.acknowledge(sn));
             }
+            let edge = self.peer.window_edge;
             self.on_window(una, window, digest.may_narrow);
+            let has_made_room = before(edge, self.peer.window_edge);
+            if has_made_room && acknowledged == 0 && self.recovery.is_backing_off() {
+                // Its reader has freed memory, perhaps what it had not for the segment that it waits for.
+                self.resend_first();
+            }
             if self.has_peer_lost_some() {
                 return self.end(CloseReason::Reset);
             }
@@ -461,7 +467,7 @@ impl Session {
         self.peer_takes_nothing = true;
         self.peer.window_edge = self.send.una();
         while let Some(sn) = self.send.oldest() {
-            self.send.mark_lost(sn, Cause::Fast);
+            self.send.mark_lost(sn, Cause::Fast, true);
         }
     }
 
@@ -526,9 +532,9 @@ impl Session {
                         self.recovery.lost();
                         self.reduce(slot.serial, Undo::TakenForLost(0));
                     }
-                    if !self.mark_lost(sn, Cause::Fast) {
-                        return;
-                    }
+                    // The peer is there. It may have no memory for this segment, and round trips may be short.
+                    self.send.forgive(sn);
+                    self.mark_lost(sn, Cause::Fast, true);
                 }
             }
         }
@@ -543,16 +549,15 @@ impl Session {
         }
     }
 
-    /// Queues a segment to be sent again; returns `false` if that ends the session.
-    pub(super) fn mark_lost(&mut self, sn: u32, cause: Cause) -> bool {
-        // A fast retransmission follows an acknowledgement of something later, so the peer is there. It may have no
-        // memory for this segment, and round trips may be short.
+    /// Queues a segment to be sent again; returns `false` if that ends the session. If it is `excused`, this says nothing
+    /// against the link.
+    pub(super) fn mark_lost(&mut self, sn: u32, cause: Cause, excused: bool) -> bool {
         let spent = u32::from(self.send.slot(sn).transmissions) >= self.config.dead_link;
-        if spent && cause != Cause::Fast {
+        if spent && !excused {
             self.end(CloseReason::DeadLink);
             return false;
         }
-        self.send.mark_lost(sn, cause);
+        self.send.mark_lost(sn, cause, excused);
         self.on_taken_for_lost(cause);
         true
     }

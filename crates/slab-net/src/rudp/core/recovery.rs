@@ -79,8 +79,13 @@ impl Recovery {
         let factor = if self.nodelay { 1.5_f64 } else { 2.0 };
         // 2^30 is far beyond the maximum already.
         let backoff = i32::try_from(self.backoff.min(30)).unwrap_or(30);
-        let timeout = duration(self.rto).mul_f64(factor.powi(backoff));
+        let timeout = self.first_timeout().mul_f64(factor.powi(backoff));
         timeout.min(MAX_RTO)
+    }
+
+    /// The same without backoff: by then an acknowledgement would have come.
+    pub(super) fn first_timeout(&self) -> Duration {
+        duration(self.rto)
     }
 
     /// Takes a sample: a transmission made this long ago is known to have arrived.

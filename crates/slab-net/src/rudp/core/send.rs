@@ -47,8 +47,10 @@ pub(super) struct Slot {
     pub(super) cause: Cause,
     /// Does its second copy follow at once, or has it been sent?
     pub(super) doubled: bool,
-    /// How often it was sent. Two copies at once count as one, and fast retransmissions as one at most.
+    /// How often it was sent. Two copies at once count as one, and `excused` retransmissions as one at most.
     pub(super) transmissions: u16,
+    /// Does it say nothing against the link that it is to be sent again?
+    excused: bool,
     /// The `una` that the peer had told when this was first sent.
     pub(super) una_before: u32,
     /// The `ts` of the first and of the last transmission.
@@ -240,6 +242,12 @@ impl SendQueue {
         all.filter(move |&sn| before(sn, edge))
     }
 
+    /// The segment that the peer waits for, if it is in flight.
+    pub(super) fn first_in_flight(&self) -> Option<&Slot> {
+        let first = self.slots.at(self.una);
+        (self.outstanding() > 0 && first.state == State::InFlight).then_some(first)
+    }
+
     /// The segment in flight that was sent least recently.
     pub(super) fn oldest(&self) -> Option<u32> {
         self.flight.front()
@@ -272,9 +280,9 @@ impl SendQueue {
             slot.una_before = una_before;
         }
         // A second copy is one, too: it follows a fast retransmission, which has been counted.
-        let is_again = slot.cause == Cause::Fast && slot.transmissions > 1;
-        debug_assert!(is_again || !slot.doubled);
-        if !is_again {
+        let is_counted = slot.excused && slot.transmissions > 1;
+        debug_assert!(is_counted || !slot.doubled);
+        if !is_counted {
             slot.transmissions = slot.transmissions.saturating_add(1);
         }
         slot.last_ts = ts;
@@ -291,15 +299,23 @@ impl SendQueue {
         sent
     }
 
-    /// A segment in flight has to be sent again.
-    pub(super) fn mark_lost(&mut self, sn: u32, cause: Cause) {
+    /// A segment in flight has to be sent again; if it is `excused`, this counts once at most.
+    pub(super) fn mark_lost(&mut self, sn: u32, cause: Cause, excused: bool) {
         debug_assert_eq!(self.slots.at(sn).state, State::InFlight);
         self.flight.remove(&mut self.slots, sn);
         let slot = self.slots.at_mut(sn);
         slot.state = State::Lost;
         slot.cause = cause;
         slot.doubled = false;
+        slot.excused = excused;
         self.lost.push_back(&mut self.slots, sn);
+    }
+
+    /// Something sent after this segment has arrived, so its transmissions are counted anew. That it was sent more than
+    /// once is not forgotten.
+    pub(super) fn forgive(&mut self, sn: u32) {
+        let slot = self.slots.at_mut(sn);
+        slot.transmissions = slot.transmissions.min(2);
     }
 
     /// Counts the transmissions of all outstanding segments anew.
@@ -311,7 +327,7 @@ impl SendQueue {
 
     /// A segment just sent is to be sent a second time at once.
     pub(super) fn queue_second_copy(&mut self, sn: u32) {
-        self.mark_lost(sn, self.slot(sn).cause);
+        self.mark_lost(sn, self.slot(sn).cause, true);
         self.slots.at_mut(sn).doubled = true;
     }
 
@@ -375,7 +391,7 @@ mod tests {
         assert_eq!(queue.room(), 0);
         // Every third is lost, every third acknowledged.
         for n in (0..32).step_by(3) {
-            queue.mark_lost(sn(n), Cause::Fast);
+            queue.mark_lost(sn(n), Cause::Fast, true);
         }
         for n in (1..32).step_by(3) {
             assert!(queue.acknowledge(sn(n)));

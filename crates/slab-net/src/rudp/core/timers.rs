@@ -191,7 +191,8 @@ impl Session {
             && let Some(sn) = self.send.newest()
         {
             self.tail_probed = true;
-            self.mark_lost(sn, Cause::Tail);
+            // Each probe follows an acknowledgement, so the peer is there.
+            self.mark_lost(sn, Cause::Tail, true);
         }
     }
 
@@ -271,12 +272,17 @@ impl Session {
 
     fn time_out(&mut self) {
         let timeout = self.recovery.timeout();
-        let mut probes = 0;
+        // The one that the peer waits for is always among them, as in TCP: a peer short of memory takes no other, and
+        // hundreds may be before it.
+        let is_next = self.send.oldest() == Some(self.send.una());
+        let mut probes = usize::from(!is_next && self.resend_first());
         while probes < PROBES_PER_TIMEOUT
             && let Some(sn) = self.send.oldest()
             && self.send.slot(sn).sent_at + timeout <= self.now
         {
-            if !self.mark_lost(sn, Cause::Timeout) {
+            // Whatever the peer has acknowledged since, it is there.
+            let excused = self.send.slot(sn).sent_at <= self.progress_at;
+            if !self.mark_lost(sn, Cause::Timeout, excused) {
                 return;
             }
             // What the peer has no room for is not sent now, and tells nothing.
@@ -295,6 +301,20 @@ impl Session {
         }
         self.recovery.timed_out();
         self.reduced_at = self.send.serial();
+    }
+
+    /// Queues the segment that the peer waits for ahead of its turn, unless an acknowledgement may still be on its way;
+    /// returns whether it does. That it is asked more often than others is not to make a peer seem dead any sooner.
+    pub(super) fn resend_first(&mut self) -> bool {
+        let Some(first) = self.send.first_in_flight() else {
+            return false;
+        };
+        let (sn, again_at) = (
+            self.send.una(),
+            first.sent_at + self.recovery.first_timeout(),
+        );
+        let is_due = again_at <= self.now && !self.is_beyond_window(sn);
+        is_due && self.mark_lost(sn, Cause::Timeout, true)
     }
 
     /// Starts asking for the peer's window if nothing else would bring news of it. What is outstanding beyond the
@@ -478,6 +498,46 @@ mod tests {
         run(&mut ends, &pool, &mut now, later);
         assert_eq!(ends[0].ended(), Some(CloseReason::Closed));
         assert_eq!(ends[1].ended(), Some(CloseReason::ClosedByPeer));
+    }
+
+    /// There may be memory for it now, which there was not before.
+    #[test]
+    fn what_a_peer_waits_for_is_sent_at_once_when_its_reader_has_made_room() {
+        let pool = PacketPool::builder().max_memory(4 << 20).build().unwrap();
+        let budget = MemoryBudget::new(4 << 20);
+        let config = SessionConfig::fast();
+        let mut now = Time::ZERO;
+        let mut ends = [Side::Client, Side::Server]
+            .map(|side| Session::open(1, &config, side, &pool, &budget, 5, now).unwrap());
+        ends[0].send_slice(b"hello").unwrap();
+        let settled = now + Duration::from_secs(1);
+        run(&mut ends, &pool, &mut now, settled);
+
+        for _ in 0..2 {
+            ends[0].send_slice(b"refused").unwrap();
+        }
+        let later = now + Duration::from_secs(5);
+        run_over(&mut ends, &pool, &mut now, later, false);
+        let before = ends[0].stats().retransmits_timeout;
+        let mut told = [0; HEADER_BYTES];
+        let header = Header {
+            conv: 1,
+            cmd: Command::TellWindow,
+            frg: OURS,
+            wnd: 300,
+            ts: ends[0].token,
+            sn: 300,
+            una: 1,
+            len: 0,
+        };
+        header.encode(&mut told);
+        // The second says nothing new.
+        for _ in 0..2 {
+            let told = pool.try_copy_from_slice(&told).unwrap();
+            ends[0].handle_datagram(now, told).unwrap();
+            while ends[0].poll_transmit(now, &mut [0; 2048], 1).is_some() {}
+            assert_eq!(ends[0].stats().retransmits_timeout, before + 1);
+        }
     }
 
     /// A loss that a tail-loss probe repairs is a loss like any other (RFC 8985, 7.4).

@@ -126,7 +126,8 @@ impl EndpointConfig {
     /// time out.
     ///
     /// A small pool should have few [size classes](slab_core::SlabPoolBuilder::max_memory): each that is in use keeps a slab
-    /// at least, 256 KiB by default. With the default ones, less than 2 MiB is slow at best.
+    /// at least, 256 KiB by default. With the default ones, sessions that receive messages of many segments can stall in
+    /// less than 2 MiB.
     pub fn max_memory(mut self, bytes: usize) -> Self {
         self.max_memory = Some(bytes);
         self

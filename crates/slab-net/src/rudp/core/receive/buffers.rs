@@ -11,6 +11,8 @@ pub(super) struct Buffer {
     /// Segments that are in it, or were until they were read.
     count: u32,
     bytes: u32,
+    /// What it takes beyond `bytes`, if awaited segments share it.
+    oversize: u32,
 }
 
 impl Buffer {
@@ -38,7 +40,10 @@ impl ReceiveQueue {
             }
             let copy = self.copy(frg, &packet, awaited, pool);
             batch.pool_exhausted = copy.is_none();
-            return copy;
+            return match copy {
+                None if awaited => self.pack(frg, &packet, pool),
+                copy => copy,
+            };
         }
         if occupied <= self.slot() {
             return Some(self.charge_unshared(frg, packet, occupied));
@@ -68,10 +73,13 @@ impl ReceiveQueue {
             });
         }
         let copy = self.copy(frg, &packet, awaited, pool);
-        if copy.is_none() && awaited && occupied <= self.max_awaited_chunk() {
+        if copy.is_some() || !awaited {
+            return copy;
+        }
+        if occupied <= self.max_awaited_chunk() {
             return Some(self.charge_unshared(frg, packet, occupied));
         }
-        copy
+        self.pack(frg, &packet, pool)
     }
 
     /// The largest chunk for an awaited segment, in bytes.
@@ -95,6 +103,85 @@ impl ReceiveQueue {
         Some(self.charge_unshared(frg, copy, occupied))
     }
 
+    /// Copies an awaited segment into one chunk with those before it that lie in more than their slots. In chunks of
+    /// their own, a few of them use up what they may take together, and a message of more could never be read.
+    #[cold]
+    fn pack(&mut self, frg: u8, packet: &[u8], pool: &PacketPool) -> Option<Held> {
+        let (mut count, mut bytes) = (1, packet.len());
+        for held in self.oversize_segments() {
+            count += 1;
+            bytes += held.packet.len();
+        }
+        let slots = count as usize * self.slot();
+        let most = slots + MAX_OVERSIZE;
+        let mut chunk = pool.try_alloc_or_larger(bytes, most).ok()?;
+        for held in self.oversize_segments() {
+            chunk.extend_from_slice(&held.packet);
+        }
+        chunk.extend_from_slice(packet);
+        let mut chunk = chunk.freeze();
+        let occupied = chunk.occupied_bytes();
+        // The class for so many bytes may be far larger.
+        if occupied > most {
+            return None;
+        }
+        let within = occupied.min(slots);
+        let buffer = self.push_buffer(Buffer {
+            live: count,
+            count,
+            bytes: within as u32,
+            oversize: (occupied - within) as u32,
+        });
+        self.copied += u64::from(count);
+        for n in 0..self.unread() {
+            let sn = self.read.wrapping_add(n);
+            if self.is_oversize(sn) {
+                self.move_to_buffer(sn, &mut chunk, buffer);
+            }
+        }
+        Some(Held {
+            packet: chunk,
+            frg,
+            buffer,
+            charge: 0,
+        })
+    }
+
+    /// The segments in order that lie in more than their slots.
+    fn oversize_segments(&self) -> impl Iterator<Item = &Held> {
+        let sns = (0..self.unread()).map(|n| self.read.wrapping_add(n));
+        sns.filter(|&sn| self.is_oversize(sn))
+            .filter_map(|sn| self.ring.at(sn).as_ref())
+    }
+
+    fn is_oversize(&self, sn: u32) -> bool {
+        self.ring
+            .at(sn)
+            .as_ref()
+            .is_some_and(|held| match held.buffer {
+                UNSHARED => held.packet.occupied_bytes() > self.slot(),
+                shared => self.buffers[shared as usize].oversize > 0,
+            })
+    }
+
+    /// A segment moves from where it lies to the front of `chunk`, which is charged already as this buffer.
+    fn move_to_buffer(&mut self, sn: u32, chunk: &mut Packet, buffer: u32) {
+        let slot = self.slot();
+        let Some(held) = self.ring.at_mut(sn) else {
+            return;
+        };
+        let part = chunk.split_to(held.packet.len());
+        let from = core::mem::replace(&mut held.packet, part);
+        let shared = core::mem::replace(&mut held.buffer, buffer);
+        let charge = core::mem::replace(&mut held.charge, 0);
+        if shared == UNSHARED {
+            self.charged -= charge as usize;
+            self.oversize -= from.occupied_bytes() - slot;
+        } else {
+            self.take_out_of_buffer(shared);
+        }
+    }
+
     fn charge_unshared(&mut self, frg: u8, packet: Packet, occupied: usize) -> Held {
         let bytes = occupied.min(self.slot());
         self.oversize += occupied - bytes;
@@ -108,13 +195,18 @@ impl ReceiveQueue {
     }
 
     fn add_buffer(&mut self, bytes: u32) -> u32 {
-        let buffer = Buffer {
+        self.push_buffer(Buffer {
             live: 1,
             count: 1,
             bytes,
-        };
-        self.charged += bytes as usize;
+            oversize: 0,
+        })
+    }
+
+    fn push_buffer(&mut self, buffer: Buffer) -> u32 {
+        self.charged += buffer.bytes as usize;
         self.extra += buffer.extra(self.slot);
+        self.oversize += buffer.oversize as usize;
         match self.free_buffers.pop() {
             Some(index) => {
                 self.buffers[index as usize] = buffer;
@@ -148,6 +240,7 @@ impl ReceiveQueue {
         buffer.live -= 1;
         if buffer.live == 0 {
             self.charged -= buffer.bytes as usize;
+            self.oversize -= buffer.oversize as usize;
             self.extra -= buffer.extra(self.slot);
             self.deferred -= buffer.count;
             self.free_buffers.push(index);
@@ -196,15 +289,19 @@ impl ReceiveQueue {
             held.charge = bytes as u32;
             self.charged += bytes;
             self.copied += 1;
-            // The copy takes the segment's slot along.
-            let shared = &mut self.buffers[buffer as usize];
-            self.extra -= shared.extra(self.slot);
-            shared.count -= 1;
-            self.extra += shared.extra(self.slot);
-            self.remove_from_buffer(buffer);
+            self.take_out_of_buffer(buffer);
         }
         self.release_surplus();
         self.check();
+    }
+
+    /// A segment that leaves the buffer it shared for another chunk takes its slot along.
+    fn take_out_of_buffer(&mut self, index: u32) {
+        let shared = &mut self.buffers[index as usize];
+        self.extra -= shared.extra(self.slot);
+        shared.count -= 1;
+        self.extra += shared.extra(self.slot);
+        self.remove_from_buffer(index);
     }
 
     /// A buffer that gives up a slot takes more from the reserve, until its last segment has left it. Others may

@@ -15,7 +15,8 @@
 //! Once the reserve is used up, a segment is copied into a chunk of its own size. There may be no such chunk
 //! although the pool is not full, if every slab serves other classes. Then the next segment, if nothing can be read
 //! without it, is kept in a chunk larger than its slot until it is read; without it the segments behind it would
-//! keep their memory for ever. Beyond their slots, such segments may take as much together as one receive buffer.
+//! keep their memory for ever. Beyond their slots, such segments may take as much together as one receive buffer;
+//! those that would take more are copied into one chunk.
 //!
 //! A buffer's slots are promised anew only once all of its segments are read and it is gone; until then the slots
 //! of those already read are `deferred`.

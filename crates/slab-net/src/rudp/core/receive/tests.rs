@@ -232,6 +232,50 @@ fn the_awaited_segment_is_accepted_into_a_chunk_of_any_class() {
     assert_eq!(budget.reserved(), 0);
 }
 
+/// A chunk for each would be more than they may take together. Segments lie in buffers that may be kept, or not.
+#[test]
+fn a_message_of_awaited_segments_shares_one_chunk() {
+    const SEGMENTS: u32 = 20;
+    for transient in [false, true] {
+        let pool = PacketPool::builder().max_memory(1 << 20).build().unwrap();
+        // Chunks of 64 KiB are free, and no others.
+        let large: Vec<_> = (0..16).map(|_| pool.try_alloc(65_536).unwrap()).collect();
+        drop(large);
+        let kept = pool.try_alloc(65_536).unwrap();
+        let _rest: Vec<_> = std::iter::from_fn(|| pool.try_alloc(SLOT).ok()).collect();
+        drop(kept);
+        let budget = MemoryBudget::new(reservation(32, SLOT));
+        let mut queue = ReceiveQueue::new(0, (32, 32), SLOT, budget.account()).unwrap();
+        for round in 0..2 {
+            for n in 0..SEGMENTS {
+                let segment = [n as u8; 1376];
+                let packet = match pool.try_alloc(65_536) {
+                    Ok(mut buf) if !transient => {
+                        buf.extend_from_slice(&segment);
+                        buf.freeze()
+                    }
+                    _ => Packet::from(segment.to_vec()),
+                };
+                let place = (queue.next(), edge(&queue));
+                let mut batch = BatchBuffer {
+                    transient,
+                    ..BatchBuffer::default()
+                };
+                let frg = (SEGMENTS - 1 - n) as u8;
+                let inserted = queue.insert(place, Time::ZERO, frg, packet, &pool, &mut batch);
+                assert_eq!(inserted, Inserted::InOrder, "{transient} {round} {n}");
+                assert!(queue.oversize <= MAX_OVERSIZE);
+            }
+            assert_eq!(queue.front_message(), Some((20, 20 * 1376)));
+            for n in 0..SEGMENTS {
+                assert_eq!(queue.pop().unwrap(), [n as u8; 1376][..]);
+            }
+            assert_eq!((queue.charged(), queue.oversize, queue.extra), (0, 0, 0));
+            assert_eq!(queue.advertised(), 32);
+        }
+    }
+}
+
 /// 1000 segments a second with a round trip of 20 ms: 20 are on the way.
 #[test]
 fn a_window_follows_bandwidth_times_delay() {
