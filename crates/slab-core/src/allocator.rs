@@ -17,7 +17,8 @@ use core::ptr::NonNull;
 /// padding, which is uninitialised as far as the language is concerned, and does not get into a byte pool.
 ///
 /// A block is one chunk, so the largest class limits what a `Vec` or a map can hold: 64 KiB by default, 1 MiB
-/// with [`SizeClasses::general`](crate::SizeClasses::general). Growing and shrinking within its size class
+/// with [`SizeClasses::general`](crate::SizeClasses::general). Nothing comes from the heap, whatever
+/// [`max_oversize_memory`](SlabPoolBuilder::max_oversize_memory) says. Growing and shrinking within its size class
 /// moves nothing. A collection that grows from nothing passes through many classes, so the
 /// [cap](SlabPoolBuilder::max_memory) should be many slabs; one made with its capacity takes one class. A request
 /// fails if it is above the largest class, needs an alignment that no class [has](crate::SizeClasses::align), or

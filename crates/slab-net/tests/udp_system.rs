@@ -315,6 +315,36 @@ async fn a_monitor_counts_only_its_own_sockets_drops() {
     assert_eq!(monitor.stats().kernel_dropped_datagrams, before);
 }
 
+/// Where no route leads to a group, the interface alone says where to send: with GSO and without, from a sink, and from a
+/// socket of either family. (To a group of IPv6 the loopback interface has no route at all.)
+#[test]
+fn a_datagram_leaves_by_the_interface_that_was_chosen() {
+    async fn test() {
+        let (pool, group) = (pool(), Ipv4Addr::new(239, 1, 2, 3));
+        let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
+        let socket = UdpSocket::bind(any).unwrap();
+        let lo = socket2::InterfaceIndexOrAddress::Index(1);
+        let joining = socket2::SockRef::from(&socket);
+        joining.join_multicast_v4_n(&group, &lo).unwrap();
+        let mut receiver = UdpReceiver::builder(&pool).from_std(socket).unwrap();
+        let to = SocketAddr::from((group, receiver.local_addr().port()));
+        for from in [any, (Ipv6Addr::UNSPECIFIED, 0).into()] {
+            let sender = UdpSender::bind(from).unwrap();
+            let two = Transmit::new(b"onetwo", to).segment_size(3);
+            assert!(sender.send(&two).await.is_err(), "no route leads to {to}");
+            assert_eq!(sender.send(&two.interface(1)).await.unwrap(), 2);
+            let packet = Outgoing::new(Packet::from_static(b"six"), to).interface(1);
+            sender.sink().send(packet).await.unwrap();
+            for contents in ["one", "two", "six"] {
+                let datagram = receiver.recv().await.unwrap();
+                assert_eq!(datagram.packet, contents);
+                assert_eq!(datagram.interface, Some(1));
+            }
+        }
+    }
+    run_on_own_thread(network_with_two_addresses, test);
+}
+
 const LINK_LOCAL: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 7);
 const OTHER: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 7);
 

@@ -174,9 +174,9 @@ impl UdpReceiverBuilder {
     ///
     /// Without it, a datagram longer than the first link takes is refused as
     /// [`TooLarge`](super::SendErrorKind::TooLarge). One that only a later link does not take is lost without
-    /// an error, each time, as no report of a router is believed: anyone could forge it. That is for
-    /// protocols that probe the path, such as QUIC, or send nothing longer than every path takes (1232 bytes,
-    /// with IPv6).
+    /// an error, each time, as no report of a router is believed: anyone could forge it. (The next read of a
+    /// [connected](Self::connect) socket returns the report once, as EMSGSIZE.) That is for protocols that probe the path,
+    /// such as QUIC, or send nothing longer than every path takes (1232 bytes, with IPv6).
     ///
     /// ```
     /// # use slab_net::PacketPool;
@@ -217,8 +217,9 @@ impl UdpReceiverBuilder {
     }
 
     /// Receives from this peer only. The system then reports when the peer's host refuses a datagram
-    /// (ICMP "port unreachable"): the next send or read returns that error once, and the socket remains
-    /// usable. A send that returns it has sent nothing: send again. A waiting receiver is woken for it, by io_uring too;
+    /// (ICMP "port unreachable"), or a router that it cannot be reached, or only by shorter ones: the next send or read
+    /// returns that error once, and the socket remains usable. So a loop that receives should not end with it: it can be
+    /// forged. A send that returns it has sent nothing: send again. A waiting receiver is woken for it, by io_uring too;
     /// Linux forgets it if it arrives between two messages of one system call, so a client still needs a time limit.
     /// Default: no peer.
     ///

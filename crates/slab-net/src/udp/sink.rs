@@ -28,6 +28,7 @@ pub struct Outgoing {
     destination: SocketAddr,
     /// Without a port; with the interface of a link-local address, if that is known.
     source: Option<SocketAddr>,
+    interface: u32,
     ecn: Option<Ecn>,
 }
 
@@ -40,6 +41,7 @@ impl Outgoing {
             payload,
             destination,
             source: None,
+            interface: 0,
             ecn: None,
         }
     }
@@ -90,6 +92,13 @@ impl Outgoing {
         self
     }
 
+    /// As [`Transmit::interface`].
+    #[must_use]
+    pub fn interface(mut self, index: u32) -> Self {
+        self.interface = index;
+        self
+    }
+
     /// As [`Transmit::ecn`].
     #[must_use]
     pub fn ecn(mut self, ecn: Ecn) -> Self {
@@ -114,7 +123,9 @@ impl Outgoing {
             true => &parts[1..],
             false => &parts[..],
         };
-        let mut transmit = Transmit::gather(parts, self.destination).source(self.source);
+        let mut transmit = Transmit::gather(parts, self.destination)
+            .source(self.source)
+            .interface(self.interface);
         if let Some(ecn) = self.ecn {
             transmit = transmit.ecn(ecn);
         }

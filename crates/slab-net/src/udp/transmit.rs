@@ -27,6 +27,8 @@ pub struct Transmit<'a> {
     source_ip: Option<IpAddr>,
     /// The interface of an IPv6 source that is only valid on one interface; 0 otherwise.
     source_interface: u32,
+    /// The interface that the caller chose; 0 if none.
+    interface: u32,
     ecn: Option<Ecn>,
 }
 
@@ -81,6 +83,7 @@ impl<'a> Transmit<'a> {
             destination,
             source_ip: None,
             source_interface: 0,
+            interface: 0,
             ecn: None,
         }
     }
@@ -99,14 +102,33 @@ impl<'a> Transmit<'a> {
     ///
     /// To an IPv4 multicast group, Linux then sends on the interface that has this address, if the socket has
     /// none set for groups (`IP_MULTICAST_IF`). To a link-local group of IPv6 it sends on the interface of the
-    /// destination's [`scope_id`](std::net::SocketAddrV6::scope_id). For other groups the option of the socket
-    /// decides, or the routes.
+    /// destination's [`scope_id`](std::net::SocketAddrV6::scope_id). For other groups the [`interface`](Self::interface)
+    /// or the option of the socket decides, or the routes.
     #[must_use]
     pub fn source_ip(mut self, ip: IpAddr) -> Self {
         self.source_ip = Some(ip);
         // That of a former source need not have this address.
         self.source_interface = 0;
         self
+    }
+
+    /// Sets the interface to send on by its index, such as the [`interface`](super::Datagram::interface) that a request
+    /// came by: for multicast and broadcast, and for addresses that mean another host on each link, such as link-local
+    /// ones of IPv4. 0 leaves the choice to the routes. Linux only; ignored elsewhere.
+    ///
+    /// Linux takes a unicast destination to which no route leads by this interface for a host on its link.
+    #[must_use]
+    pub fn interface(mut self, index: u32) -> Self {
+        self.interface = index;
+        self
+    }
+
+    /// The interface to send on; 0 if the system may choose.
+    fn out_interface(&self) -> u32 {
+        match self.interface {
+            0 => self.source_interface,
+            chosen => chosen,
+        }
     }
 
     /// Sets the [`source_ip`](Self::source_ip), if any, and the interface that it belongs to.
@@ -178,7 +200,7 @@ impl<'a> Transmit<'a> {
             && next.len <= self.len
             && self.destination == next.destination
             && self.source_ip == next.source_ip
-            && self.source_interface == next.source_interface
+            && self.out_interface() == next.out_interface()
             && self.ecn == next.ecn
     }
 }
@@ -190,6 +212,7 @@ impl fmt::Debug for Transmit<'_> {
             .field("datagrams", &self.datagrams())
             .field("bytes", &self.len)
             .field("source_ip", &self.source_ip)
+            .field("interface", &self.out_interface())
             .field("ecn", &self.ecn)
             .finish_non_exhaustive()
     }
@@ -335,7 +358,7 @@ impl<'a> Plan<'a> {
                 parts,
                 destination: transmit.destination,
                 source_ip: transmit.source_ip,
-                source_interface: transmit.source_interface,
+                interface: transmit.out_interface(),
                 ecn: transmit.ecn,
                 segment_size: planned.segment_size,
             }
@@ -496,6 +519,9 @@ mod tests {
         let from = |by| Some(SocketAddrV6::new(Ipv6Addr::LOCALHOST, 0, 0, by).into());
         let mixed = [of(10), of(10).source(from(0)), of(10).source(from(1))];
         assert_eq!(messages(&mixed, 64, false), [(10, 1); 3]);
+        // And its own interface.
+        let mixed = [of(10), of(10).interface(2), of(10).interface(2), of(10)];
+        assert_eq!(messages(&mixed, 64, false), [(10, 1), (20, 2), (10, 1)]);
         // A transmit with segments of its own is not joined with others.
         let segmented = [of(10), of(100).segment_size(10), of(10)];
         assert_eq!(

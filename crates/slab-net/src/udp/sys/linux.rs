@@ -8,7 +8,7 @@ use super::{Buffer, Features, MAX_BATCH, Message, Received};
 use libc::{c_int, iovec, mmsghdr, socklen_t};
 use std::io;
 use std::mem::{MaybeUninit, size_of, zeroed};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
@@ -312,18 +312,25 @@ impl Backend {
         if let Some(bytes) = message.segment_size {
             control.push(libc::SOL_UDP, libc::UDP_SEGMENT, &bytes.to_ne_bytes());
         }
-        match message.source_ip {
+        let unspecified = || match message.destination.ip().to_canonical() {
+            IpAddr::V4(_) => IpAddr::from(Ipv4Addr::UNSPECIFIED),
+            IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        // An interface without a source: the system chooses the source.
+        let source = message.source_ip;
+        match source.or_else(|| (message.interface != 0).then(unspecified)) {
             None => {}
             // `in6_pktinfo`: source, interface; `in_pktinfo`: interface, source, destination.
             Some(ip) if self.is_v6 => {
                 let mut info = [0; 20];
                 info[..16].copy_from_slice(&mapped(ip).octets());
-                info[16..].copy_from_slice(&message.source_interface.to_ne_bytes());
+                info[16..].copy_from_slice(&message.interface.to_ne_bytes());
                 control.push(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &info);
             }
             Some(ip) => match ip.to_canonical() {
                 IpAddr::V4(ip) => {
                     let mut info = [0; 12];
+                    info[..4].copy_from_slice(&message.interface.to_ne_bytes());
                     info[4..8].copy_from_slice(&ip.octets());
                     control.push(libc::IPPROTO_IP, libc::IP_PKTINFO, &info);
                 }
@@ -469,7 +476,7 @@ pub(in crate::udp) fn pin_thread(cpu: usize) -> io::Result<()> {
 mod tests {
     use super::*;
     use socket2::{Domain, Type};
-    use std::net::{Ipv4Addr, SocketAddr};
+    use std::net::SocketAddr;
 
     fn socket(features: Features) -> (socket2::Socket, Backend) {
         let socket = socket2::Socket::new(Domain::IPV4, Type::DGRAM, None).unwrap();

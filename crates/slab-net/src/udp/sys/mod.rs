@@ -97,9 +97,9 @@ pub(super) struct Message<'a> {
     pub(super) parts: &'a [IoSlice<'a>],
     pub(super) destination: SocketAddr,
     pub(super) source_ip: Option<IpAddr>,
-    /// The interface of an IPv6 source that is only valid on one interface; 0 otherwise.
+    /// The interface to send on: one that was chosen, or that of an IPv6 source that is only valid on one; 0 otherwise.
     #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "not asked for"))]
-    pub(super) source_interface: u32,
+    pub(super) interface: u32,
     pub(super) ecn: Option<Ecn>,
     /// The length of the datagrams that the message is cut into.
     pub(super) segment_size: Option<u16>,
@@ -113,6 +113,7 @@ impl Message<'_> {
             Self {
                 parts: [payload],
                 source_ip: None,
+                interface: 0,
                 ecn: None,
                 segment_size: None,
                 ..

@@ -270,7 +270,7 @@ mod tests {
             parts,
             destination: here,
             source_ip: None,
-            source_interface: 0,
+            interface: 0,
             ecn: Some(Ecn::Ect1),
             segment_size: None,
         };
