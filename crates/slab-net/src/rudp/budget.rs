@@ -73,13 +73,24 @@ impl Account {
 
     /// Reserves `bytes` more; if they do not fit, reserves nothing and returns `false`.
     pub(super) fn reserve(&mut self, bytes: usize) -> bool {
+        self.reserve_within(self.budget.limit(), bytes)
+    }
+
+    /// As [`reserve`](Self::reserve), for a session that can do without: leaves a fourth of the limit to those that
+    /// cannot, such as new ones.
+    pub(super) fn reserve_spare(&mut self, bytes: usize) -> bool {
+        let limit = self.budget.limit();
+        self.reserve_within(limit - limit / 4, bytes)
+    }
+
+    fn reserve_within(&mut self, limit: usize, bytes: usize) -> bool {
         let inner = &*self.budget.inner;
         let reserved =
             inner
                 .reserved
                 .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |reserved| {
                     let sum = reserved.checked_add(bytes)?;
-                    (sum <= inner.limit).then_some(sum)
+                    (sum <= limit).then_some(sum)
                 });
         if reserved.is_ok() {
             self.bytes += bytes;
@@ -125,5 +136,7 @@ mod tests {
         assert_eq!((a.bytes(), b.bytes(), budget.reserved()), (50, 40, 90));
         drop((a, b));
         assert_eq!(budget.reserved(), 0);
+        let mut c = budget.account();
+        assert!(c.reserve_spare(75) && !c.reserve_spare(1) && c.reserve(25));
     }
 }

@@ -529,7 +529,7 @@ impl Session {
                 Verdict::Lost => {
                     // The path has not lost what the peer had no room for.
                     if !self.is_beyond_window(sn) {
-                        self.recovery.lost();
+                        self.recovery.lost(slot.serial, self.send.serial());
                         self.reduce(slot.serial, Undo::TakenForLost(0));
                     }
                     // The peer is there. It may have no memory for this segment, and round trips may be short.

@@ -8,6 +8,7 @@
 
 use super::super::config::SessionConfig;
 use super::super::time::Time;
+use super::sn::before;
 use core::time::Duration;
 
 pub(super) const INITIAL_RTO: Duration = Duration::from_millis(200);
@@ -17,13 +18,14 @@ const MAX_RTO: Duration = Duration::from_secs(60);
 /// The reordering window is no smaller than this, however short the round trip.
 const MIN_REORDERING: Duration = Duration::from_millis(1);
 /// The largest reordering window, in quarters of the round-trip time.
-const MAX_REORDERING: u32 = 4;
+const MAX_REORDERING: u8 = 4;
 /// One needless retransmission in this many transmissions is accepted.
 const TRANSMISSIONS_PER_SPURIOUS: u64 = 16;
 /// They are counted anew after as many transmissions as may have this many needless ones.
 const SPURIOUS_COUNTED: u64 = 64;
-/// After this many losses in a row without a needless retransmission, the path is taken to keep order better again
-/// (RFC 8985 has 16 recoveries); twice as many for each step of the reordering window.
+/// After this many round trips with a loss, in a row without a needless retransmission, the path is taken to keep order
+/// better again (RFC 8985 has 16 recoveries); twice as many for each step of the reordering window. Not after as many
+/// losses: a large window has them in one round trip, and would find the path to reorder again and again.
 const FORGET_REORDERING: u32 = 16;
 
 #[derive(Debug)]
@@ -42,9 +44,11 @@ pub(super) struct Recovery {
     /// The latest transmission known to have arrived.
     arrived: u64,
     /// The reordering window in quarters of the round-trip time; 0 while the path keeps order.
-    reordering: u32,
-    /// Losses since the last needless retransmission, and the last transmission when those were last counted anew.
+    reordering: u8,
+    /// Losses since the last needless retransmission, one a round trip: of transmissions after this one, in 32 bits.
     losses_since_spurious: u32,
+    loss_counted_at: u32,
+    /// The last transmission when needless retransmissions were last counted anew.
     reordering_raised_at: u64,
     /// Needless retransmissions after `reordering_raised_at`.
     spurious_count: u64,
@@ -64,6 +68,7 @@ impl Recovery {
             arrived: 0,
             reordering: 0,
             losses_since_spurious: 0,
+            loss_counted_at: 0,
             reordering_raised_at: 0,
             spurious_count: 0,
         }
@@ -154,8 +159,12 @@ impl Recovery {
         }
     }
 
-    /// A segment was taken for lost by [`verdict`](Self::verdict).
-    pub(super) fn lost(&mut self) {
+    /// Transmission `serial` was taken for lost by [`verdict`](Self::verdict). `latest` is the number of the last one.
+    pub(super) fn lost(&mut self, serial: u64, latest: u64) {
+        if !before(self.loss_counted_at, serial as u32) {
+            return;
+        }
+        self.loss_counted_at = latest as u32;
         self.losses_since_spurious += 1;
         if self.losses_since_spurious > FORGET_REORDERING << self.reordering {
             self.reordering = self.reordering.saturating_sub(1);
@@ -174,7 +183,7 @@ impl Recovery {
             return Verdict::Lost;
         }
         let rtt = duration(self.latest.max(self.srtt));
-        let window = (rtt * self.reordering.max(1) / 4).max(MIN_REORDERING);
+        let window = (rtt * u32::from(self.reordering.max(1)) / 4).max(MIN_REORDERING);
         let at = sent_at + rtt + window;
         if at <= now {
             Verdict::Lost
@@ -271,8 +280,8 @@ mod tests {
         recovery.spurious(12, 20, false);
         let later = start + 60 * MS;
         assert_eq!(recovery.verdict(1, start, start), Verdict::LostAt(later));
-        for _ in 0..8 * FORGET_REORDERING {
-            recovery.lost();
+        for serial in 1..=8 * u64::from(FORGET_REORDERING) {
+            recovery.lost(serial, serial);
         }
         assert_eq!(recovery.verdict(1, start, start), Verdict::Lost);
     }
@@ -309,21 +318,26 @@ mod tests {
     fn the_reordering_window_is_forgotten_after_losses_without_needless_retransmissions() {
         let mut recovery = Recovery::new(&SessionConfig::fast());
         recovery.reordering = 2;
+        let mut sent = 0;
         let mut losses = || {
             let (before, mut losses) = (recovery.reordering, 0);
             while recovery.reordering == before {
-                recovery.lost();
+                // Several in one round trip count once.
+                for serial in sent + 1..sent + 10 {
+                    recovery.lost(serial, sent + 10);
+                }
+                sent += 10;
                 losses += 1;
             }
             losses
         };
         assert_eq!([losses(), losses()], [65, 33]);
         recovery.reordering = 1;
-        for _ in 0..32 {
-            recovery.lost();
+        for serial in sent + 1..sent + 33 {
+            recovery.lost(serial, serial);
         }
         recovery.spurious(0, 1, false);
-        recovery.lost();
+        recovery.lost(sent + 33, sent + 33);
         assert_eq!(recovery.reordering, 1);
     }
 

@@ -227,7 +227,11 @@ impl Session {
         let quiet = core::mem::replace(&mut self.peer.asked_since_data, true);
         if quiet && self.send.is_empty() {
             self.shrink_datagrams();
-            if self.receive.is_grown_and_empty() {
+            // One that has just told a smaller window waits for the answer, which may be behind this question: two ends
+            // that each began anew would ask each other for ever, as fast as the path carries it.
+            let told = |at| self.now.since(at) < self.config.keepalive;
+            let is_told = self.receive.is_narrowed() && self.peer.wask_sent_at.is_some_and(told);
+            if self.receive.is_grown_and_empty() && !is_told {
                 self.shrink_receive();
             }
         }
@@ -336,7 +340,7 @@ impl Session {
 #[cfg(test)]
 mod tests {
     use super::super::super::budget::MemoryBudget;
-    use super::super::super::config::SessionConfig;
+    use super::super::super::config::{DEFAULT_WINDOW, SessionConfig};
     use super::super::super::wire::{Command, Header, OURS};
     use super::super::Side;
     use super::*;
@@ -464,6 +468,68 @@ mod tests {
             // The reader is not told of the silence.
             assert!(ends[1].recv().is_none() && ends[1].has_received_all());
         }
+    }
+
+    /// Each asks as its keepalive is due, both at once, and the answers are lost.
+    #[test]
+    fn two_idle_ends_that_have_grown_do_not_ask_each_other_for_ever() {
+        let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
+        let budget = MemoryBudget::new(8 << 20);
+        let config = SessionConfig::fast();
+        let mut now = Time::ZERO;
+        let mut ends = [Side::Client, Side::Server]
+            .map(|side| Session::open(1, &config, side, &pool, &budget, 5, now).unwrap());
+        ends[0].send_slice(b"hello").unwrap();
+        let settled = now + Duration::from_secs(1);
+        run(&mut ends, &pool, &mut now, settled);
+        assert!(ends[1].recv().is_some());
+        for from in [0, 1] {
+            // More segments than the first window has.
+            ends[from].send_slice(&[7; 100_000]).unwrap();
+        }
+        let settled = now + Duration::from_secs(1);
+        run(&mut ends, &pool, &mut now, settled);
+        assert!(ends.iter_mut().all(|end| end.recv().is_some()));
+        assert!(ends.iter().all(|end| end.receive.window() > DEFAULT_WINDOW));
+
+        now = now + config.keepalive;
+        let mut questions = [0, 1].map(|from| {
+            ends[from].handle_timeout(now);
+            let mut scratch = [0; 2048];
+            let out = ends[from].poll_transmit(now, &mut scratch, 1);
+            pool.try_copy_from_slice(out.unwrap().contents()).ok()
+        });
+        for to in [0, 1] {
+            let question = questions[1 - to].take().unwrap();
+            ends[to].handle_datagram(now, question).unwrap();
+            while ends[to].poll_transmit(now, &mut [0; 2048], 1).is_some() {}
+        }
+        let before = ends[0].stats().probes;
+        let later = now + 4 * config.keepalive;
+        let mut scratch = [0; 2048];
+        while now < later && ends[0].stats().probes < before + 100 {
+            let mut said = false;
+            for from in [0, 1] {
+                if ends[from].poll_timeout().is_some_and(|at| at <= now) {
+                    ends[from].handle_timeout(now);
+                }
+                while let Some(out) = ends[from].poll_transmit(now, &mut scratch, 1) {
+                    let datagram = pool.try_copy_from_slice(out.contents()).unwrap();
+                    ends[1 - from].handle_datagram(now, datagram).unwrap();
+                    said = true;
+                }
+            }
+            if !said {
+                let next = ends.iter().filter_map(Session::poll_timeout).min();
+                now = next.unwrap().max(now);
+            }
+        }
+        let asked = ends[0].stats().probes - before;
+        assert!(asked <= 4, "{asked} questions");
+        assert!(
+            ends.iter()
+                .all(|end| end.receive.window() == DEFAULT_WINDOW)
+        );
     }
 
     #[test]

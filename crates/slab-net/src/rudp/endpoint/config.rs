@@ -98,9 +98,10 @@ impl EndpointConfig {
     /// rest is for the socket's buffers and the application. A message of several segments is joined in a buffer
     /// from that rest, and waits while there is none.
     ///
-    /// Each session reserves its smallest window, and more as it needs it: 61 440 bytes with an MTU of 1400, the default
+    /// Each session reserves its smallest window: 61 440 bytes with an MTU of 1400, the default
     /// size classes and a receive window of 32 segments or more. So the default cap of 64 MiB has room for 546 sessions,
-    /// and 10 000 take a cap of 1.2 GiB, of which only what is used is ever resident. A session for which there is no
+    /// and 10 000 take a cap of 1.2 GiB, of which only what is used is ever resident. Windows grow within three fourths of
+    /// this memory (for a long message, in all of it), and a grown one is given back when its session is idle. A session for which there is no
     /// memory is [refused](super::EndpointStats::refused_memory); its peer hears nothing, and times out.
     ///
     /// ```

@@ -256,7 +256,7 @@ impl Connection {
 
     /// Waits until the session has ended, and says why. Does not end it: a peer that closes does, a timer, or another
     /// handle. What the peer sent before it closed can still be received; and a peer that only [finished](Self::finish)
-    /// has not ended it.
+    /// has not ended it, even if this end has finished, too: one of them has to [close](Self::close).
     ///
     /// Cancel-safe.
     ///

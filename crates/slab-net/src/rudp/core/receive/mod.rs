@@ -220,6 +220,11 @@ impl ReceiveQueue {
         self.narrowed = self.is_grown_and_empty();
     }
 
+    /// Is the peer told the first window, and not known yet to have heard it?
+    pub(super) fn is_narrowed(&self) -> bool {
+        self.narrowed
+    }
+
     /// The peer has heard of the narrow window, and nothing that it sent before is in flight: gives back what the
     /// window had grown by.
     pub(super) fn apply_narrow(&mut self) {
@@ -296,8 +301,8 @@ impl ReceiveQueue {
         }
         let whole = (self.window + u32::from(self.to_follow)).min(self.max_window);
         let roomy = (self.window * 2).min(self.max_window).max(whole);
-        if !self.try_grow(roomy) && roomy > whole {
-            self.try_grow(whole);
+        if roomy == whole || !self.try_grow(roomy, Account::reserve_spare) {
+            self.try_grow(whole, Account::reserve);
         }
     }
 
@@ -336,21 +341,22 @@ impl ReceiveQueue {
         diff(sn, self.next)
     }
 
-    /// Grows the window to `wanted` if it may grow that far, or as far as the budget allows.
+    /// Grows the window to `wanted` if it may grow that far, or as far as the budget allows: a few busy sessions must
+    /// not take the memory with which others begin.
     fn grow(&mut self, wanted: u32) {
         let mut larger = wanted.min(self.max_window);
-        while larger > self.window && !self.try_grow(larger) {
+        while larger > self.window && !self.try_grow(larger, Account::reserve_spare) {
             larger /= 2;
         }
     }
 
     /// Grows the window to `larger`, or counts that the budget refused.
-    fn try_grow(&mut self, larger: u32) -> bool {
+    fn try_grow(&mut self, larger: u32, reserve: fn(&mut Account, usize) -> bool) -> bool {
         if larger <= self.window {
             return false;
         }
         let more = reservation(larger, self.slot()) - reservation(self.window, self.slot());
-        let reserved = self.account.reserve(more);
+        let reserved = reserve(&mut self.account, more);
         if reserved {
             self.window = larger;
         } else {

@@ -80,7 +80,7 @@ fn order_is_restored_and_duplicates_and_segments_beyond_are_refused() {
 fn a_window_does_not_narrow_in_front_of_a_mark_of_the_end() {
     let pool = pool();
     let (mut queue, _budget) = queue(32, 64);
-    assert!(queue.try_grow(64));
+    assert!(queue.try_grow(64, Account::reserve));
     let mark = queue.insert(
         (32, edge(&queue)),
         Time::ZERO,
@@ -273,6 +273,35 @@ fn a_message_of_awaited_segments_shares_one_chunk() {
             assert_eq!((queue.charged(), queue.oversize, queue.extra), (0, 0, 0));
             assert_eq!(queue.advertised(), 32);
         }
+    }
+}
+
+/// Others have to begin while a few are busy.
+#[test]
+fn a_window_that_grows_leaves_a_fourth_of_the_memory() {
+    let pool = pool();
+    for (windows, grown) in [(20, 8), (30, 16)] {
+        let budget = MemoryBudget::new(reservation(windows, SLOT));
+        let mut queue = ReceiveQueue::new(0, (8, 1024), SLOT, budget.account()).unwrap();
+        let mut now = Time::ZERO;
+        for sn in 0..10_000 {
+            now = now + Duration::from_micros(100);
+            let edge = edge(&queue);
+            arrive(&mut queue, sn, edge, now, &pool);
+            queue.pop();
+        }
+        assert_eq!(queue.window(), grown);
+        // A message that fills the window needs it.
+        for n in 0..queue.window() {
+            let sn = 10_000 + n;
+            let place = (sn, sn.wrapping_add(1000));
+            let mut batch = BatchBuffer::default();
+            let packet = Packet::from_static(b"part");
+            let frg = 25 - n as u8;
+            queue.insert(place, now, frg, packet, &pool, &mut batch);
+        }
+        queue.grow_for_message();
+        assert_eq!(queue.window(), if windows == 20 { 8 } else { 26 });
     }
 }
 
