@@ -137,11 +137,13 @@ impl Connection {
     /// wait for the pool.
     async fn wait_for_buffer(&self, bytes: usize) -> Option<PacketBuf> {
         /// How long to pause if too many already wait, and before looking again for a larger chunk than needed, for
-        /// which one cannot wait at the same time.
-        const RETRY_DELAY: Duration = Duration::from_millis(10);
+        /// which one cannot wait at the same time: as long as this has taken so far, within these bounds.
+        const RETRY_DELAYS: (Duration, Duration) =
+            (Duration::from_millis(10), Duration::from_millis(160));
         let link = self.link();
         let pool = &link.shared.pool;
         let mut alloc = pin!(pool.alloc(bytes));
+        let since = link.shared.now();
         let mut waiting = link.waiting();
         let mut too_many_wait = false;
         poll_fn(|cx| {
@@ -162,7 +164,9 @@ impl Connection {
                 return Poll::Ready(None);
             }
             // By the endpoint's task, which wakes readers: this one may be outside of any runtime.
-            link.arm_at(&mut inner, link.shared.now() + RETRY_DELAY);
+            let now = link.shared.now();
+            let delay = now.since(since).clamp(RETRY_DELAYS.0, RETRY_DELAYS.1);
+            link.arm_at(&mut inner, now + delay);
             // Woken if the session ends, or another task takes the message.
             inner.awaited_bytes = bytes as u32;
             inner.wait_to_read(&mut waiting.wait, cx.waker());
