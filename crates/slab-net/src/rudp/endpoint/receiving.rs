@@ -17,10 +17,9 @@ impl Connection {
     /// A message of one segment is a slice of the buffer it arrived in: [`Packet::compact`] it if it is to be kept.
     /// A longer one is joined in one buffer of the pool; if the pool is at its cap, this waits for one, of whatever class
     /// holds the message: for ever, if the pool is so small that segments, those of this message among them, keep all
-    /// its slabs in use. A message
-    /// above the pool's largest size class is joined on the heap, or ends the session if the [heap
-    /// limit](crate::PacketPoolBuilder::max_heap_memory) does not allow that. [`recv_segments`](Self::recv_segments)
-    /// needs no such buffer.
+    /// its slabs in use. A message above the pool's largest size class is joined on the heap, or ends the session if the
+    /// [heap limit](crate::PacketPoolBuilder::max_heap_memory) does not allow that.
+    /// [`recv_segments`](Self::recv_segments) needs no such buffer.
     ///
     /// Each message wakes all tasks that wait here: many share one connection better behind a queue, which one task fills.
     ///

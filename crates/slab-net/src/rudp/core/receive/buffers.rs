@@ -107,6 +107,9 @@ impl ReceiveQueue {
     /// their own, a few of them use up what they may take together, and a message of more could never be read.
     #[cold]
     fn pack(&mut self, frg: u8, packet: &[u8], pool: &PacketPool) -> Option<Held> {
+        if self.oversize == 0 {
+            return None; // Alone, it may take no more than `copy` has tried.
+        }
         let (mut count, mut bytes) = (1, packet.len());
         for held in self.oversize_segments() {
             count += 1;
