@@ -188,7 +188,8 @@ async fn idle_sessions_use_little_heap_no_pool_memory_and_no_time() {
     let heap = bytes() - before;
     let each = heap / sessions as isize;
     println!("{sessions} sessions: {each} bytes of heap each, {heap} in all");
-    assert!(each <= 1500, "{each} bytes each");
+    // `versus rudp`, whose target is 1500, opens fewer sessions, with more of the tables for each.
+    assert!(each <= 1480, "{each} bytes each");
     if let Some(resident) = resident_kb() {
         println!("{} MB resident", resident * 1024 / 1_000_000);
         // The limit for 100 000 sessions, with everything else in the process.

@@ -109,6 +109,7 @@ fn add(micros: &AtomicU64, took: Duration) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::context::Context;
     use super::super::{MemoryBudget, Session, SessionConfig, Side, Time};
     use super::*;
     use crate::packet::PacketPool;
@@ -138,7 +139,7 @@ mod tests {
     struct Pair {
         pool: PacketPool,
         now: Time,
-        ends: [(Session, Arc<Measures>); 2],
+        ends: [(Session, Arc<Context>); 2],
     }
 
     const WAY: Duration = Duration::from_millis(10);
@@ -147,25 +148,17 @@ mod tests {
         /// With this many bytes of budget for each.
         fn new(bytes: [usize; 2]) -> Self {
             let pool = PacketPool::builder().max_memory(32 << 20).build().unwrap();
-            let config = Arc::new(SessionConfig::fast());
             let mut sides = [Side::Client, Side::Server].into_iter();
             let ends = bytes.map(|bytes| {
-                let measures = Arc::<Measures>::default();
                 let budget = MemoryBudget::new(bytes);
-                let session = Session::open_shared(
-                    1,
-                    Arc::clone(&config),
-                    sides.next().unwrap(),
-                    &pool,
-                    &budget,
-                    7,
-                    Time::ZERO,
-                    (0, 0),
-                    Some(Arc::clone(&measures)),
-                );
+                let context = Context::new(SessionConfig::fast(), pool.clone(), budget);
+                let context = Arc::new(context);
+                let side = sides.next().unwrap();
+                let session =
+                    Session::open_in(Arc::clone(&context), 1, side, 7, Time::ZERO, (0, 0));
                 let mut session = session.unwrap();
                 session.trust_address();
-                (session, measures)
+                (session, context)
             });
             Self {
                 pool,
@@ -198,10 +191,10 @@ mod tests {
         pair.ends[0].0.send_slice(b"hello").unwrap();
         pair.carry(0);
         pair.carry(1);
-        let times = pair.ends[0].1.round_trips();
+        let times = pair.ends[0].1.measures.round_trips();
         assert_eq!((times.count(), times.sum()), (1, 2 * WAY));
         assert_eq!(times.counts()[7], 1, "{times:?}");
-        assert_eq!(pair.ends[1].1.round_trips().count(), 0);
+        assert_eq!(pair.ends[1].1.measures.round_trips().count(), 0);
     }
 
     #[test]
@@ -212,7 +205,7 @@ mod tests {
         while pair.ends[0].0.send_slice(&message).is_ok() {}
         let error = pair.ends[0].0.send_slice(&message).unwrap_err();
         assert_eq!(error, crate::rudp::SendError::NoMemory);
-        let blocked = |pair: &Pair| pair.ends[0].1.blocked();
+        let blocked = |pair: &Pair| pair.ends[0].1.measures.blocked();
         assert_eq!(blocked(&pair).0, Duration::ZERO);
         pair.carry(0);
         pair.carry(1);
@@ -249,7 +242,7 @@ mod tests {
                 while pair.ends[1].0.recv().is_some() {}
                 pair.carry(1);
             }
-            let blocked = pair.ends[1].1.blocked();
+            let blocked = pair.ends[1].1.measures.blocked();
             assert_eq!(blocked.0, Duration::ZERO);
             assert_eq!(blocked.1 > Duration::ZERO, blocks, "{blocked:?}");
             assert!(blocked.1 <= 40 * WAY, "{blocked:?}");

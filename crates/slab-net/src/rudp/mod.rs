@@ -19,11 +19,12 @@
 // | `fec`, `crypto` | error correction and encryption of datagrams, if configured |
 // | `budget` | what sessions may promise and use of a pool's memory |
 // | `config`, `error`, `stats` | how a session behaves; errors; counters of a session |
-// | `measures` | what all sessions of an endpoint measure together |
+// | `context`, `measures` | what all sessions of an endpoint have in common, and measure together |
 // | `time` | the clock as a number |
 
 mod budget;
 mod config;
+mod context;
 mod core;
 #[cfg(feature = "aes-gcm")]
 pub mod crypto;

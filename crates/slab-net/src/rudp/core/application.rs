@@ -55,8 +55,8 @@ impl Session {
         if len == 0 {
             return Err(SendError::Empty);
         }
-        let segments = len.div_ceil(self.config.mss());
-        let max = if self.config.stream {
+        let segments = len.div_ceil(self.context.config.mss());
+        let max = if self.context.config.stream {
             self.send.limit()
         } else {
             self.peer.largest_window.min(MAX_FRAGMENTS)
@@ -77,14 +77,18 @@ impl Session {
         self.lacks_send_memory = false;
         let mut rest = message;
         for frg in (0..segments).rev() {
-            let (payload, behind) = rest.split_at(rest.len().min(self.config.mss()));
+            let (payload, behind) = rest.split_at(rest.len().min(self.context.config.mss()));
             rest = behind;
-            let more = framed_bytes(rest.len(), self.config.mss());
-            let Some(place) = self.send.blocks.push(payload, more, &self.pool) else {
+            let more = framed_bytes(rest.len(), self.context.config.mss());
+            let Some(place) = self.send.blocks.push(payload, more, &self.context.pool) else {
                 self.send.take_back(segments - 1 - frg);
                 return Err(self.send_memory_error());
             };
-            let frg = if self.config.stream { 0 } else { frg as u8 };
+            let frg = if self.context.config.stream {
+                0
+            } else {
+                frg as u8
+            };
             self.send.push(place, frg);
         }
         Ok(())
@@ -109,7 +113,7 @@ impl Session {
         if let Some(reason) = self.send_closed() {
             return Err(SendError::Closed(reason));
         }
-        let mss = self.config.mss();
+        let mss = self.context.config.mss();
         self.lacks_send_memory = false;
         let mut taken = self.send.extend_last(bytes, mss);
         while taken < bytes.len() {
@@ -119,7 +123,7 @@ impl Session {
             }
             let (payload, behind) = rest.split_at(rest.len().min(mss));
             let more = framed_bytes(behind.len(), mss);
-            let Some(place) = self.send.blocks.push(payload, more, &self.pool) else {
+            let Some(place) = self.send.blocks.push(payload, more, &self.context.pool) else {
                 let reason = self.send_memory_error();
                 if taken == 0 {
                     return Err(reason);
@@ -156,10 +160,10 @@ impl Session {
             }
             return Some(Packet::new());
         }
-        let buf = match self.pool.try_alloc_or_larger(bytes, usize::MAX) {
+        let buf = match self.context.pool.try_alloc_or_larger(bytes, usize::MAX) {
             Ok(buf) => buf,
             Err(AllocError::TooLarge { .. }) => {
-                let Some(buf) = self.pool.try_from_heap(bytes) else {
+                let Some(buf) = self.context.pool.try_from_heap(bytes) else {
                     self.refuse_message();
                     return None;
                 };
@@ -208,7 +212,7 @@ impl Session {
         let popped = self.receive.pop();
         self.message_wait = None;
         self.receive
-            .make_room(&self.pool, &mut BatchBuffer::default());
+            .make_room(&self.context.pool, &mut BatchBuffer::default());
         self.schedule_window_update();
         self.release_window();
         popped
@@ -234,7 +238,7 @@ impl Session {
 
     /// Is there enough room to wake a waiting sender: half of what may be queued beyond the window, or all?
     pub(in super::super) fn has_room_to_wake_senders(&self) -> bool {
-        let beyond = self.send.limit() - self.config.send_window;
+        let beyond = self.send.limit() - self.context.config.send_window;
         self.send.room() >= beyond.div_ceil(2) || self.send.is_empty()
     }
 

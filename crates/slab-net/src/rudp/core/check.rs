@@ -48,7 +48,7 @@ impl Session {
                     if header.ts != self.token {
                         return Err(Rejection::ForgedDatagram);
                     }
-                    if header.len as usize > self.config.max_segment() {
+                    if header.len as usize > self.context.config.max_segment() {
                         return Err(Rejection::SegmentTooLong);
                     }
                 }
@@ -60,10 +60,10 @@ impl Session {
     }
 
     fn check_push(&self, header: &Header) -> Result<(), Rejection> {
-        if header.len as usize > self.config.max_segment() {
+        if header.len as usize > self.context.config.max_segment() {
             return Err(Rejection::SegmentTooLong);
         }
-        let most = MAX_FRAGMENTS.min(self.config.recv_window);
+        let most = MAX_FRAGMENTS.min(self.context.config.recv_window);
         if u32::from(header.frg) >= most {
             return Err(Rejection::TooManyFragments);
         }

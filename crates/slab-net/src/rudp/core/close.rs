@@ -154,7 +154,7 @@ impl Session {
     pub fn finish(&mut self, now: Time) {
         self.advance(now);
         if self.phase == Phase::Open && self.finish == Finish::No {
-            let until = self.now + self.config.linger;
+            let until = self.now + self.context.config.linger;
             self.finish = Finish::Pending { until };
             self.queue_end_mark();
         }
@@ -195,7 +195,7 @@ impl Session {
         } else if self.send.room() > 0 {
             // Its payload is written when it is sent. Nobody calls again if there is no memory, and what keeps that in
             // use may stay for ever, such as datagrams that nobody reads.
-            match self.send.blocks.push_or_heap(&[0; 4], &self.pool) {
+            match self.send.blocks.push_or_heap(&[0; 4], &self.context.pool) {
                 Some(place) => {
                     self.send.push(place, END);
                     self.finish = Finish::Marked;
@@ -220,7 +220,7 @@ impl Session {
     pub fn close(&mut self, now: Time) {
         self.advance(now);
         if self.phase == Phase::Open {
-            let until = self.now + self.config.linger;
+            let until = self.now + self.context.config.linger;
             self.phase = Phase::Lingering { until };
             // Nobody will read what was received.
             self.receive.clear();

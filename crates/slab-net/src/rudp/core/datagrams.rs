@@ -106,7 +106,7 @@ impl Session {
     /// Returns the length of the longest [datagram](Self::send_datagram), in bytes.
     #[must_use]
     pub fn max_datagram(&self) -> usize {
-        self.config.mss()
+        self.context.config.mss()
     }
 
     /// Sends a datagram beside the reliable messages: once, at the next opportunity, in no order. Nobody learns
@@ -171,7 +171,7 @@ impl Session {
     }
 
     fn datagrams_mut(&mut self) -> &mut Datagrams {
-        let (max_unread, account) = (self.config.recv_window as usize, &self.send.blocks);
+        let (max_unread, account) = (self.context.config.recv_window as usize, &self.send.blocks);
         self.datagrams
             .get_or_insert_with(|| Box::new(Datagrams::new(max_unread, account.sibling_account())))
     }
@@ -185,14 +185,14 @@ impl Session {
         }
         self.peer.asked_since_data = false;
         let slot = if transient { 0 } else { self.receive.slot() };
-        let pool = self.pool.clone();
+        let pool = self.context.pool.clone();
         self.datagrams_mut().push_received(packet, slot, &pool);
     }
 
     /// Does a datagram wait that only pacing holds back?
     pub(super) fn has_datagram_to_send(&self) -> bool {
         let datagrams = self.datagrams.as_deref();
-        datagrams.is_some_and(Datagrams::has_unsent) && self.allowance() >= self.config.mtu
+        datagrams.is_some_and(Datagrams::has_unsent) && self.allowance() >= self.context.config.mtu
     }
 
     /// Adds waiting datagrams to a datagram whose first `at` bytes are written, as far as there is room; returns
@@ -207,7 +207,7 @@ impl Session {
                 .unsent
                 .front()
                 .map_or(0, |(packet, _)| packet.len());
-            if at + HEADER_BYTES + next > self.config.mtu {
+            if at + HEADER_BYTES + next > self.context.config.mtu {
                 break;
             }
             let Some((packet, bytes)) = datagrams.unsent.pop_front() else {

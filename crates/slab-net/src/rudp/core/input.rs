@@ -81,7 +81,7 @@ impl Session {
         self.path.earn(datagram.len());
         if !(self.peer.has_told_window && is_only_cookie(&datagram)) {
             self.last_received = self.now;
-            self.keepalive_at = self.now + self.config.keepalive;
+            self.keepalive_at = self.now + self.context.config.keepalive;
         }
         if !self.path.validated && is_challenge(&datagram) {
             // Two servers, each of which takes the other for a client, as if that had begun: somebody greeted us
@@ -180,7 +180,7 @@ impl Session {
     fn on_wask(&mut self, header: &Header, batch: &mut BatchBuffer, digest: &mut Digest) {
         self.send_wins = true;
         // There may have been no memory for this before.
-        self.receive.make_room(&self.pool, batch);
+        self.receive.make_room(&self.context.pool, batch);
         self.grow_for_message();
         self.shrink_if_both_idle();
         digest.may_narrow |= header.frg == OURS && header.una == self.send.next();
@@ -333,9 +333,9 @@ impl Session {
             }
             _ => segment,
         };
-        let inserted = self
-            .receive
-            .insert(place, now, header.frg, segment, &self.pool, batch);
+        let inserted =
+            self.receive
+                .insert(place, now, header.frg, segment, &self.context.pool, batch);
         match inserted {
             Inserted::InOrder => {
                 self.acks.in_order(sn, ts, now);
@@ -370,7 +370,7 @@ impl Session {
         // First, so that it is known how long what was sent again would have taken.
         if let Some((_, rtt)) = digest.sample {
             self.recovery.sample(rtt);
-            self.measure(|measures| measures.round_trip(rtt));
+            self.context.measures.round_trip(rtt);
         }
         if let Some((una, window)) = digest.una {
             while before(self.send.una(), una) {
@@ -452,7 +452,7 @@ impl Session {
     fn measure_window(&mut self) {
         let measured = self.receive.measure(self.now, self.rtt_estimate());
         if let Measured::NoMemory(took) = measured {
-            self.measure(|measures| measures.blocked_receiving(took));
+            self.context.measures.blocked_receiving(took);
         }
         self.schedule_window_update();
         if measured == Measured::WindowSuffices && self.may_ask_again() {
@@ -506,7 +506,7 @@ impl Session {
     /// The most outstanding segments that the windows allow, whatever the congestion control says.
     pub(super) fn window_limit(&self) -> u32 {
         let remote = diff(self.peer.window_edge, self.send.una()).max(0) as u32;
-        remote.min(self.config.send_window)
+        remote.min(self.context.config.send_window)
     }
 
     /// Was this segment sent before the peer told a window that it is beyond? The peer dropped it, unless it has
@@ -552,7 +552,7 @@ impl Session {
     /// Queues a segment to be sent again; returns `false` if that ends the session. If it is `excused`, this says nothing
     /// against the link.
     pub(super) fn mark_lost(&mut self, sn: u32, cause: Cause, excused: bool) -> bool {
-        let spent = u32::from(self.send.slot(sn).transmissions) >= self.config.dead_link;
+        let spent = u32::from(self.send.slot(sn).transmissions) >= self.context.config.dead_link;
         if spent && !excused {
             self.end(CloseReason::DeadLink);
             return false;

@@ -40,8 +40,8 @@ pub use output::Outgoing;
 
 use super::budget::MemoryBudget;
 use super::config::{DEFAULT_WINDOW, SessionConfig};
+use super::context::Context;
 use super::error::OpenError;
-use super::measures::Measures;
 use super::stats::SessionStats;
 use super::time::Time;
 use crate::packet::PacketPool;
@@ -117,9 +117,7 @@ pub(super) const MAX_FRAGMENTS: u32 = 255;
 pub struct Session {
     conv: u32,
     side: Side,
-    /// Shared by the sessions of an endpoint.
-    config: Arc<SessionConfig>,
-    pool: PacketPool,
+    context: Arc<Context>,
     now: Time,
     send: SendQueue,
     receive: ReceiveQueue,
@@ -172,8 +170,6 @@ pub struct Session {
     stats: Counts,
     /// Was there no memory for what was last to be sent, while something is still in flight?
     lacks_send_memory: bool,
-    /// Shared by the sessions of an endpoint.
-    measures: Option<Arc<Measures>>,
 }
 
 /// Which end opened the session.
@@ -292,8 +288,7 @@ impl Session {
         random: u64,
         now: Time,
     ) -> Result<Self, OpenError> {
-        let config = Arc::new(*config);
-        Self::open_shared(conv, config, side, pool, budget, random, now, (0, 0), None)
+        Self::open_at(conv, config, side, pool, budget, random, now, (0, 0))
     }
 
     /// As [`open`](Self::open), with other first sequence numbers than KCP's 0: for tests of their wrapping.
@@ -309,27 +304,29 @@ impl Session {
         now: Time,
         first: (u32, u32),
     ) -> Result<Self, OpenError> {
-        let config = Arc::new(*config);
-        Self::open_shared(conv, config, side, pool, budget, random, now, first, None)
+        let context = Context::new(*config, pool.clone(), budget.clone());
+        Self::open_in(Arc::new(context), conv, side, random, now, first)
     }
 
-    #[expect(clippy::too_many_arguments, reason = "as above")]
-    pub(super) fn open_shared(
+    pub(super) fn open_in(
+        context: Arc<Context>,
         conv: u32,
-        config: Arc<SessionConfig>,
         side: Side,
-        pool: &PacketPool,
-        budget: &MemoryBudget,
         random: u64,
         now: Time,
         (first_sent, first_received): (u32, u32),
-        measures: Option<Arc<Measures>>,
     ) -> Result<Self, OpenError> {
+        let Context {
+            config,
+            pool,
+            budget,
+            ..
+        } = &*context;
         config.validate()?;
         let mut receive = ReceiveQueue::new(
             first_received,
             (DEFAULT_WINDOW, config.recv_window),
-            slot_bytes(&config, pool)?,
+            slot_bytes(config, pool)?,
             budget.account(),
         )
         .ok_or(OpenError::NoMemory)?;
@@ -344,11 +341,10 @@ impl Session {
         Ok(Self {
             conv,
             side,
-            pool: pool.clone(),
             now,
             send: SendQueue::new(first_sent, limit, blocks),
             receive,
-            recovery: Recovery::new(&config),
+            recovery: Recovery::new(config),
             control: Control::new(config.congestion),
             pacer: Pacer::new(now),
             rate: None,
@@ -397,13 +393,12 @@ impl Session {
             phase: Phase::Open,
             finish: Finish::No,
             peer_takes_nothing: false,
-            config,
+            context,
             datagrams: None,
             last_paced_was_datagram: false,
             cookie: None,
             stats: Counts::default(),
             lacks_send_memory: false,
-            measures,
         })
     }
 
@@ -531,13 +526,8 @@ impl Session {
         // With nothing in flight there is no memory to wait for.
         self.lacks_send_memory &= !self.send.is_empty();
         if self.lacks_send_memory {
-            self.measure(|measures| measures.blocked_sending(now.since(before)));
-        }
-    }
-
-    fn measure(&self, measure: impl FnOnce(&Measures)) {
-        if let Some(measures) = &self.measures {
-            measure(measures);
+            let waited = now.since(before);
+            self.context.measures.blocked_sending(waited);
         }
     }
 

@@ -119,7 +119,7 @@ impl Session {
         max_datagrams: usize,
     ) -> Option<Outgoing<'a>> {
         assert!(
-            scratch.len() >= self.config.mtu,
+            scratch.len() >= self.context.config.mtu,
             "`scratch` is shorter than the MTU"
         );
         self.advance(now);
@@ -140,7 +140,7 @@ impl Session {
                 contents: &scratch[..filled],
                 segment_size: filled,
             }
-        } else if self.next_segments_lie_apart() && scratch.len() >= 2 * self.config.mtu {
+        } else if self.next_segments_lie_apart() && scratch.len() >= 2 * self.context.config.mtu {
             self.gather(scratch, max_datagrams)?
         } else {
             // The borrow has to end with this call, so the run is returned by position first.
@@ -188,7 +188,7 @@ impl Session {
 
     /// Writes all that is not PUSH or an unreliable datagram, as far as it fits in a datagram; returns its length.
     fn write_control(&mut self, to: &mut [u8]) -> usize {
-        let limit = self.config.mtu.min(self.allowance());
+        let limit = self.context.config.mtu.min(self.allowance());
         let mut control = ControlWriter { to, at: 0, limit };
         if self.ended().is_none() {
             self.write_acks(&mut control);
@@ -258,7 +258,7 @@ impl Session {
                     (Side::Server, true) => OURS_SERVER,
                 },
                 ts: self.peer.token,
-                sn: self.config.recv_window,
+                sn: self.context.config.recv_window,
                 ..self.header(Command::TellWindow)
             };
             control.put(header, &[]);
@@ -390,14 +390,14 @@ impl Session {
     /// again would cost another round trip, and a second copy costs little. Not with a congestion control, which
     /// takes care of the path.
     fn is_window_blocked_by_loss(&self) -> bool {
-        self.config.congestion == Congestion::Off
+        self.context.config.congestion == Congestion::Off
             && self.send.queued() > 0
             && self.send.outstanding() >= self.window_limit() / 2
     }
 
     /// Adds segments to a datagram whose first `at` bytes are written, while there is room; returns its length.
     fn fill_up(&mut self, scratch: &mut [u8], mut at: usize) -> usize {
-        let limit = self.config.mtu.min(self.allowance());
+        let limit = self.context.config.mtu.min(self.allowance());
         while let Some(sn) = self.next_segment() {
             let place = self.send.slot(sn).place;
             if at + place.size() > limit {
@@ -464,7 +464,7 @@ impl Session {
             filling: 0,
             datagrams: 1,
             max_datagrams: max_datagrams.max(1),
-            mtu: self.config.mtu,
+            mtu: self.context.config.mtu,
             allowance: self.allowance(),
             overhead: self.path.sent_overhead.into(),
             total: 0,

@@ -4,7 +4,6 @@ use super::super::config::SessionConfig;
 use super::protect::ProtectionConfig;
 use crate::packet::PacketPool;
 use crate::udp::{Coalescing, UdpReceiver};
-use std::sync::Arc;
 
 /// The configuration of an [`Endpoint`](super::Endpoint).
 ///
@@ -17,7 +16,7 @@ use std::sync::Arc;
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct EndpointConfig {
-    pub(super) session: Arc<SessionConfig>,
+    pub(super) session: SessionConfig,
     pub(super) max_sessions: usize,
     pub(super) max_half_open: usize,
     pub(super) max_half_open_per_prefix: usize,
@@ -40,7 +39,7 @@ impl EndpointConfig {
     /// Creates the default configuration, with this configuration for its sessions.
     pub fn new(session: SessionConfig) -> Self {
         Self {
-            session: Arc::new(session),
+            session,
             max_sessions: 4096,
             max_half_open: 1024,
             max_half_open_per_prefix: 128,

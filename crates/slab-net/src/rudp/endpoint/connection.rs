@@ -154,7 +154,7 @@ impl Connection {
             return self.with(|inner| inner.session.send_datagram(packet));
         }
         // What is queued is dropped where the session is locked, and this one's owner may look at it then.
-        let Ok(copy) = self.link().shared.pool.try_copy_from_slice(&packet) else {
+        let Ok(copy) = self.link().shared.context.pool.try_copy_from_slice(&packet) else {
             let error = SendError::NoMemory;
             return Err(Unsent { packet, error });
         };

@@ -140,7 +140,7 @@ impl Connection {
         const RETRY_DELAYS: (Duration, Duration) =
             (Duration::from_millis(10), Duration::from_millis(160));
         let link = self.link();
-        let pool = &link.shared.pool;
+        let pool = &link.shared.context.pool;
         let mut alloc = pin!(pool.alloc(bytes));
         let since = link.shared.now();
         let mut waiting = link.waiting();

@@ -1,9 +1,9 @@
 //! What an endpoint's task and its connections share.
 
 use super::super::budget::MemoryBudget;
+use super::super::context::Context;
 use super::super::core::{Session, Side};
 use super::super::error::OpenError;
-use super::super::measures::Measures;
 use super::super::time::Time;
 use super::config::EndpointConfig;
 use super::link::Link;
@@ -26,12 +26,11 @@ const HALF_OPEN_DIVISOR: usize = 4;
 
 pub(super) struct Shared {
     pub(super) sender: UdpSender,
-    pub(super) pool: PacketPool,
+    /// What the sessions share, too.
+    pub(super) context: Arc<Context>,
     /// The most bytes of datagrams that a chunk holds while the socket has no room for them. No more are sent at once.
     pub(super) most_kept: usize,
-    pub(super) budget: MemoryBudget,
     pub(super) config: EndpointConfig,
-    measures: Arc<Measures>,
     /// What is between the sessions and the socket.
     pub(super) protection: Option<Protection>,
     /// On tokio's clock, which tests can pause.
@@ -78,10 +77,8 @@ impl Shared {
             protection: Protection::new(&config, &pool, &budget)?,
             sender,
             most_kept: largest.saturating_sub(pool.room()),
-            pool,
-            budget,
+            context: Arc::new(Context::new(config.session, pool, budget)),
             config,
-            measures: Arc::default(),
             epoch: Instant::now(),
             table: Mutex::default(),
             timers: Mutex::default(),
@@ -187,16 +184,13 @@ impl Shared {
         side: Side,
         proved: bool,
     ) -> Result<Arc<Link>, OpenError> {
-        let session = Session::open_shared(
+        let session = Session::open_in(
+            Arc::clone(&self.context),
             conv,
-            Arc::clone(&self.config.session),
             side,
-            &self.pool,
-            &self.budget,
             self.random(),
             self.now(),
             (0, 0),
-            Some(Arc::clone(&self.measures)),
         );
         // Everything but the memory was checked when the endpoint was bound.
         let mut session = session.inspect_err(|_| table.stats.refused_memory += 1)?;
@@ -223,8 +217,8 @@ impl Shared {
                 sessions: table.len(),
                 half_open: table.half_open(),
                 backlog: table.backlog.len(),
-                reserved_bytes: self.budget.reserved(),
-                reserve_limit_bytes: self.budget.limit(),
+                reserved_bytes: self.context.budget.reserved(),
+                reserve_limit_bytes: self.context.budget.limit(),
                 total: table.ended_stats,
                 ..table.stats
             };
@@ -237,8 +231,8 @@ impl Shared {
             // Also of one that was removed meanwhile, which is not yet in `total`.
             stats.total += &link.lock().session.stats();
         }
-        stats.round_trips = self.measures.round_trips();
-        (stats.blocked_sending, stats.blocked_receiving) = self.measures.blocked();
+        stats.round_trips = self.context.measures.round_trips();
+        (stats.blocked_sending, stats.blocked_receiving) = self.context.measures.blocked();
         stats
     }
 }
@@ -277,7 +271,7 @@ mod tests {
     async fn what_blocked_sessions_is_told_apart() {
         let endpoint = endpoint();
         let [sending, receiving] = [1, 2].map(Duration::from_secs);
-        let measures = &endpoint.handle.shared.measures;
+        let measures = &endpoint.handle.shared.context.measures;
         measures.blocked_sending(sending);
         measures.blocked_receiving(receiving);
         let stats = endpoint.stats();

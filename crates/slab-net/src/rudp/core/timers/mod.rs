@@ -62,10 +62,10 @@ impl Session {
 
     /// How long the peer may be silent, and how long a message that fills the window may take.
     fn silence_limit(&self) -> Duration {
-        let idle = self.config.idle_timeout;
+        let idle = self.context.config.idle_timeout;
         match self.path.validated {
             true => idle,
-            false => self.config.unproved_timeout.min(idle),
+            false => self.context.config.unproved_timeout.min(idle),
         }
     }
 
@@ -76,7 +76,7 @@ impl Session {
         if self.path.validated {
             return silent;
         }
-        let unproved = self.config.unproved_timeout;
+        let unproved = self.context.config.unproved_timeout;
         match self.path.unanswered_since {
             0 => silent,
             since => {
@@ -131,7 +131,7 @@ impl Session {
         }
         let newest = self.send.slot(newest);
         // The peer may hold an acknowledgement back for an interval.
-        let wait = self.recovery.srtt()? * 2 + self.config.interval;
+        let wait = self.recovery.srtt()? * 2 + self.context.config.interval;
         (wait < self.recovery.timeout()).then_some(newest.sent_at + wait)
     }
 
@@ -172,7 +172,7 @@ impl Session {
         }
         if self.keepalive_at <= now {
             self.send_wask = true;
-            self.keepalive_at = now + self.config.keepalive;
+            self.keepalive_at = now + self.context.config.keepalive;
             self.shrink();
         }
         if let Some((at, wait)) = self.probe
@@ -229,7 +229,7 @@ impl Session {
             self.shrink_datagrams();
             // One that has just told a smaller window waits for the answer, which may be behind this question: two ends
             // that each began anew would ask each other for ever, as fast as the path carries it.
-            let told = |at| self.now.since(at) < self.config.keepalive;
+            let told = |at| self.now.since(at) < self.context.config.keepalive;
             let is_told = self.receive.is_narrowed() && self.peer.wask_sent_at.is_some_and(told);
             if self.receive.is_grown_and_empty() && !is_told {
                 self.shrink_receive();
@@ -243,7 +243,10 @@ impl Session {
     pub(super) fn grow_for_message(&mut self) {
         self.receive.grow_for_message();
         // In stream mode bytes can be read before the message is complete.
-        if !self.receive.is_filled_by_message() || self.phase != Phase::Open || self.config.stream {
+        if !self.receive.is_filled_by_message()
+            || self.phase != Phase::Open
+            || self.context.config.stream
+        {
             if self.message_wait.take().is_some() {
                 self.schedule_window_update();
             }

@@ -91,6 +91,7 @@ impl Link {
                     // The socket is full: the rest waits in memory of its own, or is lost if there is none.
                     match self
                         .shared
+                        .context
                         .pool
                         .try_copy_from_slice(&contents[sent * size..])
                     {

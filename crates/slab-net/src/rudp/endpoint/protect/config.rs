@@ -127,6 +127,6 @@ impl EndpointConfig {
             .session
             .mtu
             .saturating_sub(self.protection.overhead_bytes());
-        Arc::make_mut(&mut self.session).mtu = mtu;
+        self.session.mtu = mtu;
     }
 }

@@ -444,6 +444,6 @@ mod tests {
         assert_eq!(kept, 45 * 65_536);
         let each = kept + 2 * Session::opening_bytes(&shared.config.session, &pool).unwrap();
         let all = shared.config.max_half_open * each;
-        assert!(all <= shared.budget.limit() / 4, "{all}");
+        assert!(all <= shared.context.budget.limit() / 4, "{all}");
     }
 }

@@ -102,7 +102,7 @@ fn flush(link: &Link, buffer: &mut GsoBuffer, unsent: &mut Unsent, refused: &mut
             let kept = match unsent {
                 // The socket has been full since the flush before.
                 Some(_) => None,
-                None => shared.pool.try_copy_from_slice(rest.contents).ok(),
+                None => shared.context.pool.try_copy_from_slice(rest.contents).ok(),
             };
             let lost = match kept {
                 Some(kept) => {
