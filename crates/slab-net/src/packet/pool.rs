@@ -194,8 +194,7 @@ impl PacketPool {
     /// The `tracing` span of a wait for memory: the pool and the size class.
     #[cold]
     fn wait_span(&self, len: usize) -> Span {
-        let sizes = self.slab.size_classes().sizes();
-        let size_class = sizes.iter().find(|&&size| size >= len);
+        let size_class = self.slab.size_classes().round_up(len);
         tracing::debug_span!("waiting for memory", pool = self.slab.name(), size_class)
     }
 
@@ -427,9 +426,8 @@ impl PacketPool {
         if occupied <= len.saturating_mul(self.settings.compact_ratio as usize) {
             return packet;
         }
-        let sizes = self.slab.size_classes().sizes();
-        let class = self.slab.class_for(len);
-        let gain = class.and_then(|class| occupied.checked_sub(sizes[class]));
+        let copied = self.slab.size_classes().round_up(len);
+        let gain = copied.and_then(|bytes| occupied.checked_sub(bytes));
         let Some(gain @ 1..) = gain else {
             return packet;
         };

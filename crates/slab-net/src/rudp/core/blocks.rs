@@ -192,9 +192,7 @@ impl Blocks {
     }
 
     fn allocate(&mut self, bytes: usize, pool: &PacketPool) -> Option<(PacketBuf, usize)> {
-        let room = pool.room();
-        let class = pool.slab().class_for(bytes + room)?;
-        let reserved = pool.slab().size_classes().sizes()[class];
+        let reserved = pool.slab().size_classes().round_up(bytes + pool.room())?;
         if !self.reserve(reserved) {
             return None;
         }

@@ -549,9 +549,8 @@ fn slot_bytes(config: &SessionConfig, pool: &PacketPool) -> Result<usize, OpenEr
     let slot = config.max_segment() + room;
     // A segment to be sent lies in a chunk with its header.
     let (needed, largest) = (slot.max(config.mtu + room), classes.largest());
-    let class = classes.class_for(slot).filter(|_| needed <= largest);
-    let class = class.ok_or(OpenError::NoSegmentClass { needed, largest })?;
-    Ok(classes.sizes()[class])
+    let bytes = classes.round_up(slot).filter(|_| needed <= largest);
+    bytes.ok_or(OpenError::NoSegmentClass { needed, largest })
 }
 
 impl fmt::Debug for Session {
