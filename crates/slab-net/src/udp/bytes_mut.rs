@@ -266,17 +266,16 @@ impl BytesMutReceiver {
             true => (offered * 2).min(MAX_SLOTS),
             false => (read + 1).min(MAX_SLOTS),
         };
-        let (mut all, mut truncated) = (Amount::default(), 0);
+        let mut truncated = 0;
         let mut filled = self.slots.take();
         // Before the others are cut: a copy may take one of these.
         self.slots.extend(filled.drain(read..));
         for (index, buffer) in filled.into_iter().enumerate() {
             let received = self.received[index];
-            all += received.amount();
             truncated += u64::from(received.meta.truncated);
             self.split_into_datagrams(buffer, &received);
         }
-        self.count(socket, read, all);
+        self.count(socket, read);
         // Last, when all buffers are in their place: a subscriber may panic.
         self.no_memory.record_success();
         self.truncated.record(truncated);
@@ -319,14 +318,9 @@ impl BytesMutReceiver {
         Some(shared.split())
     }
 
-    fn count(&self, socket: &Socket, read: usize, all: Amount) {
-        let counters = &socket.counters.receive;
-        counters.received.bump(all);
-        bump(&counters.calls, 1);
-        let last = read.checked_sub(1).map(|last| &self.received[last]);
-        if let Some(counted) = last.and_then(|last| last.kernel_drops) {
-            socket.counters.kernel.observe(counted);
-        }
+    fn count(&self, socket: &Socket, read: usize) {
+        socket.counters.count_read(&self.received[..read]);
+        bump(&socket.counters.receive.calls, 1);
     }
 
     /// While no buffer is free: takes datagrams off the socket's queue, counts and drops them.
@@ -334,8 +328,8 @@ impl BytesMutReceiver {
     fn read_and_drop(&mut self, socket: &Socket) -> io::Result<()> {
         for _ in 0..DRAIN_CALLS {
             let read = socket.backend.discard(&socket.io, &mut self.received)?;
-            let all = self.received[..read].iter().map(Received::amount).sum();
-            self.count(socket, read, all);
+            self.count(socket, read);
+            let all: Amount = self.received[..read].iter().map(Received::amount).sum();
             socket.counters.receive.no_memory.bump(all);
             self.no_memory.dropped(all.datagrams);
         }

@@ -193,14 +193,6 @@ impl Reader {
         self.slots.clear();
     }
 
-    /// Counts one buffer that was filled without a system call of ours. Returns how many datagrams the kernel
-    /// has dropped.
-    #[cfg(all(target_os = "linux", feature = "io-uring"))]
-    pub(super) fn count_buffer(&mut self, received: &Received, socket: &Socket) -> u64 {
-        self.received[0] = *received;
-        self.count(1, received.amount(), socket)
-    }
-
     /// Logs what was dropped of what was read.
     #[inline]
     pub(super) fn log(&self, drops: Drops) {
@@ -236,9 +228,8 @@ impl Reader {
     /// Makes batches of the first `read` buffers, which the kernel has filled.
     fn make_batches(&mut self, read: usize, socket: &Socket) {
         let counters = &socket.counters.receive;
-        let all = self.received[..read].iter().map(Received::amount).sum();
         let mut drops = Drops {
-            kernel: self.count(read, all, socket),
+            kernel: socket.counters.count_read(&self.received[..read]),
             ..Drops::default()
         };
         bump(&counters.calls, 1);
@@ -254,15 +245,6 @@ impl Reader {
         }
         drop(making);
         self.log(drops);
-    }
-
-    /// Counts what was read. Returns how many datagrams the kernel has dropped since the last report.
-    fn count(&self, read: usize, all: Amount, socket: &Socket) -> u64 {
-        let counters = &socket.counters.receive;
-        counters.received.bump(all);
-        let last = read.checked_sub(1).map(|last| &self.received[last]);
-        let counted = last.and_then(|last| last.kernel_drops);
-        counted.map_or(0, |counted| socket.counters.kernel.observe(counted))
     }
 
     /// Counts a truncated datagram, and returns whether to deliver it.
@@ -284,9 +266,10 @@ impl Reader {
         let counters = &socket.counters.receive;
         for _ in 0..DRAIN_CALLS {
             let read = socket.backend.discard(&socket.io, &mut self.received)?;
-            let all = self.received[..read].iter().map(Received::amount).sum();
-            let kernel = self.count(read, all, socket);
+            let read = &self.received[..read];
+            let kernel = socket.counters.count_read(read);
             bump(&counters.calls, 1);
+            let all: Amount = read.iter().map(Received::amount).sum();
             counters.no_memory.bump(all);
             self.log(Drops {
                 no_memory: all.datagrams,

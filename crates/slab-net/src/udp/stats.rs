@@ -1,7 +1,7 @@
 //! The counters of a socket, which a monitor can read at any time.
 
 use super::io::Io;
-use super::sys::DropProbe;
+use super::sys::{DropProbe, Received};
 use super::tally::Tally;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -130,6 +130,17 @@ pub(crate) struct SocketCounters {
     pub(crate) receive: ReceiveCounters,
     pub(crate) send: SendCounters,
     pub(crate) kernel: KernelDrops,
+}
+
+impl SocketCounters {
+    /// Counts what was read, where only one thread at a time reads. Returns how many datagrams the kernel has dropped
+    /// since the last report.
+    pub(super) fn count_read(&self, read: &[Received]) -> u64 {
+        let all = read.iter().map(Received::amount).sum();
+        self.receive.received.bump(all);
+        let counted = read.last().and_then(|last| last.kernel_drops);
+        counted.map_or(0, |counted| self.kernel.observe(counted))
+    }
 }
 
 #[derive(Debug, Default)]

@@ -212,7 +212,7 @@ impl Ring {
         let received = *filled.received();
         let amount = received.amount();
         let mut drops = Drops {
-            kernel: reader.count_buffer(&received, socket),
+            kernel: socket.counters.count_read(slice::from_ref(&received)),
             ..Drops::default()
         };
         if received.meta.truncated && !reader.admit_truncated(counters, amount) {
