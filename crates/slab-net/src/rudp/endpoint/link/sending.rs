@@ -71,7 +71,6 @@ impl Link {
 
     /// Returns after which time to try again, if no timer of the session may be set although something is left to send.
     fn transmit_plain(&self, inner: &mut Inner, now: Time, scratch: &mut [u8]) -> Option<Duration> {
-        let to = self.shared.to_socket_family(self.peer());
         let most = scratch.len().min(self.shared.most_kept);
         let scratch = &mut scratch[..most.max(self.shared.config.session.mtu)];
         let mut pause = None;
@@ -80,13 +79,8 @@ impl Link {
                 break;
             };
             let (contents, size) = (outgoing.contents(), outgoing.segment_size());
-            let transmit = Transmit::new(contents, to).segment_size(size);
-            let transmit = transmit.source(self.local());
             let mut refused = false;
-            let sent = send_again_if_refused(&mut refused, || {
-                self.shared.sender.try_send_many(slice::from_ref(&transmit))
-            });
-            match sent {
+            match self.try_send(contents, size, &mut refused) {
                 Ok(sent) if sent < outgoing.datagrams() => {
                     // The socket is full: the rest waits in memory of its own, or is lost if there is none.
                     match self
@@ -116,19 +110,28 @@ impl Link {
         pause
     }
 
+    /// Sends datagrams of `size` bytes to the peer, as many as the socket has room for; returns their number.
+    fn try_send(
+        &self,
+        contents: &[u8],
+        size: usize,
+        refused: &mut bool,
+    ) -> Result<usize, SendError> {
+        let to = self.shared.to_socket_family(self.peer());
+        let transmit = Transmit::new(contents, to).segment_size(size);
+        let transmit = transmit.source(self.local());
+        let sender = &self.shared.sender;
+        send_again_if_refused(refused, || sender.try_send_many(slice::from_ref(&transmit)))
+    }
+
     /// Sends what the socket had no room for; returns `false` if some of it is left.
     pub(in super::super) fn send_unsent(&self) -> bool {
         let mut inner = self.lock();
         let Some((mut contents, size)) = inner.unsent.take() else {
             return true;
         };
-        let to = self.shared.to_socket_family(self.peer());
-        let transmit = Transmit::new(&contents, to).segment_size(size);
-        let transmit = transmit.source(self.local());
         let mut refused = false;
-        let sent = send_again_if_refused(&mut refused, || {
-            self.shared.sender.try_send_many(slice::from_ref(&transmit))
-        });
+        let sent = self.try_send(&contents, size, &mut refused);
         if refused {
             inner.session.refused();
         }
