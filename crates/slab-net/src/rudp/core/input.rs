@@ -147,13 +147,11 @@ impl Session {
                         self.stats.reject(Rejection::TooManyFragments);
                         continue;
                     }
-                    let end = datagram.len() + cut;
-                    let segment = take_payload(&mut datagram, &mut cut, payload, end);
+                    let segment = take_payload(&mut datagram, &mut cut, payload);
                     self.on_push(&header, segment, batch);
                 }
                 Command::Datagram => {
-                    let end = datagram.len() + cut;
-                    let payload = take_payload(&mut datagram, &mut cut, payload, end);
+                    let payload = take_payload(&mut datagram, &mut cut, payload);
                     // It carries our token, which was sent to that address only.
                     self.on_address_validated();
                     self.on_datagram(payload, batch.transient);
@@ -579,10 +577,11 @@ fn is_only_cookie(datagram: &[u8]) -> bool {
 
 /// Takes the payload at `range` out of a datagram whose first `cut` bytes are already gone. The last payload takes
 /// the datagram itself, so that no reference is counted.
-fn take_payload(datagram: &mut Packet, cut: &mut usize, range: Range<usize>, end: usize) -> Packet {
+fn take_payload(datagram: &mut Packet, cut: &mut usize, range: Range<usize>) -> Packet {
     if range.is_empty() {
         return Packet::new();
     }
+    let end = datagram.len() + *cut;
     if range.end < end {
         return datagram.slice(range.start - *cut..range.end - *cut);
     }
