@@ -22,9 +22,14 @@ const FAR_AHEAD: u32 = 1 << 16;
 const CONTRADICTION_COST: u32 = 4;
 const MAX_CONTRADICTIONS: u32 = 4;
 
+/// The number of groups in the window.
+fn window(shards: FecShards) -> u32 {
+    WINDOW_SHARDS.div_ceil(shards.total()).max(MIN_GROUPS)
+}
+
 /// The most shards that a decoder keeps.
 pub(in crate::rudp) fn max_kept_shards(shards: FecShards) -> usize {
-    WINDOW_SHARDS.div_ceil(shards.total()).max(MIN_GROUPS) as usize * shards.total() as usize
+    (window(shards) * shards.total()) as usize
 }
 
 /// Takes the shards that arrive from one address, and recovers datagrams that were lost.
@@ -233,15 +238,9 @@ impl FecDecoder {
         self.account.bytes()
     }
 
-    /// The number of groups in the window.
-    fn window(&self) -> u32 {
-        let groups = WINDOW_SHARDS.div_ceil(self.code.shards.total());
-        groups.max(MIN_GROUPS)
-    }
-
     /// Returns the place of a group; moves the window if the group is new.
     fn locate_group(&mut self, number: u32) -> Option<usize> {
-        let (window, all) = (self.window(), self.code.shards.groups());
+        let (window, all) = (window(self.code.shards), self.code.shards.groups());
         if self.groups.is_empty() {
             let positions = self.code.shards.total() as usize;
             self.groups.resize_with(window as usize, || Group {
@@ -284,7 +283,7 @@ impl FecDecoder {
     /// The place of a group in the window. Where numbers wrap, two groups of a window may share one: the older is
     /// then given up early.
     fn window_index(&self, number: u32) -> usize {
-        (number % self.window()) as usize
+        (number % window(self.code.shards)) as usize
     }
 
     /// Makes a group the newest, and closes the one whose place it takes.
@@ -481,7 +480,7 @@ mod tests {
     fn late_shards_are_counted_and_cost_nothing_else() {
         let (pool, shards) = (pool(), FecShards::new(2, 1).unwrap());
         let (mut decoder, all) = (decoder(shards, &pool), groups(shards, 150));
-        let window = decoder.window() as usize;
+        let window = window(decoder.code.shards) as usize;
         let mut recovered = Vec::new();
         for group in all.chunks(3) {
             for shard in [&group[1], &all[0], &group[2]] {
