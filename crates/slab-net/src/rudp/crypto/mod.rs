@@ -83,23 +83,20 @@ impl AesGcm {
             32 => &AES_256_GCM,
             bytes => return Err(KeyError::Length { bytes }),
         };
-        let nonces = Nonces::default();
-        nonces.begin_own_run().map_err(|_| KeyError::NoRandom)?;
         let key = UnboundKey::new(algorithm, key).expect("its length was checked");
-        Ok(Self {
-            key: Arc::new(LessSafeKey::new(key)),
-            nonces: Arc::new(nonces),
-        })
+        Self::with_new_nonces(Arc::new(LessSafeKey::new(key)))
     }
 
     /// The same key for an endpoint, with a count of nonces of its own.
     pub(super) fn with_own_nonces(&self) -> Result<Self, KeyError> {
+        Self::with_new_nonces(Arc::clone(&self.key))
+    }
+
+    fn with_new_nonces(key: Arc<LessSafeKey>) -> Result<Self, KeyError> {
         let nonces = Nonces::default();
         nonces.begin_own_run().map_err(|_| KeyError::NoRandom)?;
-        Ok(Self {
-            key: Arc::clone(&self.key),
-            nonces: Arc::new(nonces),
-        })
+        let nonces = Arc::new(nonces);
+        Ok(Self { key, nonces })
     }
 
     /// Seals a datagram in place. The datagram lies behind [`NONCE_BYTES`] free bytes and in front of [`TAG_BYTES`]
