@@ -15,7 +15,7 @@ use slab_core::{HeldWakes, hold_wakes};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub(super) use sending::{MAX_BURST, NO_ROOM_PAUSE, send_again_if_refused};
+pub(super) use sending::{MAX_BURST, MAX_BURST_BYTES, NO_ROOM_PAUSE, send_again_if_refused};
 
 pub(super) struct Link {
     pub(super) shared: Arc<Shared>,

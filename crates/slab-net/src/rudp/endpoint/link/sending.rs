@@ -11,7 +11,7 @@ use core::time::Duration;
 /// The most datagrams in one call to the kernel.
 pub(in super::super) const MAX_BURST: usize = 64;
 /// The most bytes that one call to the kernel takes.
-const SCRATCH_BYTES: usize = 65507;
+pub(in super::super) const MAX_BURST_BYTES: usize = 65507;
 /// When a session tries again whose datagrams neither the socket nor the pool had room for: no timer of its own may be
 /// set for what it has not sent yet.
 pub(in super::super) const NO_ROOM_PAUSE: Duration = Duration::from_millis(10);
@@ -19,7 +19,7 @@ pub(in super::super) const NO_ROOM_PAUSE: Duration = Duration::from_millis(10);
 thread_local! {
     /// Where acknowledgements and small messages are put together: one for each thread that sends, allocated when
     /// it first does.
-    static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; SCRATCH_BYTES].into_boxed_slice());
+    static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; MAX_BURST_BYTES].into_boxed_slice());
 }
 
 /// Calls `send`, and once more if that fails because a peer's host has answered an earlier datagram by "port unreachable"

@@ -1,19 +1,16 @@
 //! [`GsoBuffer`]: datagrams that are ready, one behind the other, as the kernel takes them.
 
+use super::super::link::{MAX_BURST, MAX_BURST_BYTES};
 use crate::udp::Transmit;
 use arrayvec::ArrayVec;
 use core::cell::RefCell;
 use std::net::SocketAddr;
 
-/// The most bytes that one call to the kernel takes with GSO.
-const MAX_BYTES: usize = 65507;
-const MAX_DATAGRAMS: usize = 64;
-
 thread_local! {
     /// One for each thread that sends, allocated when it first does.
     static GSO_BUFFER: RefCell<GsoBuffer> = RefCell::new(GsoBuffer {
-        buf: vec![0; MAX_BYTES].into_boxed_slice(),
-        most: MAX_BYTES,
+        buf: vec![0; MAX_BURST_BYTES].into_boxed_slice(),
+        most: MAX_BURST_BYTES,
         len: 0,
         lengths: ArrayVec::new_const(),
     });
@@ -25,7 +22,7 @@ pub(super) fn with_gso_buffer(most: usize, act: impl FnOnce(&mut GsoBuffer)) -> 
     let lent = GSO_BUFFER.try_with(|buffer| {
         let buffer = &mut *buffer.borrow_mut();
         buffer.clear();
-        buffer.most = most.min(MAX_BYTES);
+        buffer.most = most.min(MAX_BURST_BYTES);
         act(buffer);
     });
     lent.is_ok()
@@ -35,7 +32,7 @@ pub(super) struct GsoBuffer {
     buf: Box<[u8]>,
     most: usize,
     len: usize,
-    lengths: ArrayVec<usize, MAX_DATAGRAMS>,
+    lengths: ArrayVec<usize, MAX_BURST>,
 }
 
 impl GsoBuffer {
@@ -67,7 +64,7 @@ impl GsoBuffer {
         &'a self,
         to: SocketAddr,
         from: Option<SocketAddr>,
-        transmits: &mut ArrayVec<Transmit<'a>, MAX_DATAGRAMS>,
+        transmits: &mut ArrayVec<Transmit<'a>, MAX_BURST>,
     ) {
         let (mut at, mut start) = (0, 0);
         while at < self.lengths.len() {
@@ -133,7 +130,7 @@ mod tests {
     #[test]
     fn a_run_ends_behind_a_shorter_datagram_and_before_a_longer_one() {
         let lengths = [5, 5, 3, 5, 7, 7];
-        with_gso_buffer(MAX_BYTES, |buffer| {
+        with_gso_buffer(MAX_BURST_BYTES, |buffer| {
             for (n, len) in (1..).zip(lengths) {
                 buffer.push(len).fill(n);
             }
