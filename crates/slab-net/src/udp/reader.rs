@@ -41,7 +41,7 @@ pub(super) struct Reader {
     /// Not the slab pool alone: whoever makes a received packet grow counts on the packet pool's settings.
     pool: PacketPool,
     /// Where to read while the pool is exhausted.
-    spare: SpareBuffers,
+    pub(super) spare: SpareBuffers,
     slots: Slots,
     max_slots: usize,
     /// The number of buffers to offer in the next system call.
@@ -171,10 +171,6 @@ impl Reader {
 
     pub(super) fn buffer_bytes(&self) -> usize {
         self.slots.buffer_bytes()
-    }
-
-    pub(super) fn spare(&mut self) -> &mut SpareBuffers {
-        &mut self.spare
     }
 
     #[cfg(all(target_os = "linux", feature = "io-uring"))]

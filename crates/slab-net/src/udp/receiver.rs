@@ -236,12 +236,12 @@ impl UdpReceiver {
     /// While the pool is exhausted, reads into two buffers of the receiver's own. If the caller does
     /// not drop their contents before the next read there will be more of them, up to 1 MiB in all.
     pub(crate) fn enable_spare_buffers(&mut self) {
-        self.reader.spare().enabled = true;
+        self.reader.spare.enabled = true;
     }
 
     /// Returns `true` if the batches of the last read lie in such buffers.
-    pub(crate) fn used_spare_buffers(&mut self) -> bool {
-        self.reader.spare().in_use
+    pub(crate) fn used_spare_buffers(&self) -> bool {
+        self.reader.spare.in_use
     }
 
     /// Takes out at most so many of the available batches.
