@@ -117,37 +117,39 @@ impl Session {
     /// # Errors
     /// Gives the datagram back, with the reason.
     pub fn send_datagram(&mut self, datagram: Packet) -> Result<(), Unsent> {
-        self.queue_datagram(datagram)
-            .map_err(|(packet, error)| Unsent { packet, error })
+        let bytes = datagram.occupied_bytes();
+        if let Err(error) = self.admit_datagram(datagram.len(), bytes) {
+            let packet = datagram;
+            return Err(Unsent { packet, error });
+        }
+        // An empty one is not paid for, and so must keep no chunk.
+        let kept = if bytes == 0 { Packet::new() } else { datagram };
+        self.datagrams_mut().unsent.push_back((kept, bytes));
+        Ok(())
     }
 
-    fn queue_datagram(&mut self, packet: Packet) -> Result<(), (Packet, SendError)> {
+    /// Can a datagram be sent that keeps so many bytes of memory in use? Then these are reserved.
+    fn admit_datagram(&mut self, len: usize, bytes: usize) -> Result<(), SendError> {
         if let Some(reason) = self.send_closed() {
-            return Err((packet, SendError::Closed(reason)));
+            return Err(SendError::Closed(reason));
+        }
+        if self.peer.is_foreign() {
+            return Err(SendError::UnsupportedByPeer);
         }
         if !self.peer.believes_us() {
-            let error = if self.peer.is_foreign() {
-                SendError::UnsupportedByPeer
-            } else {
-                SendError::NotReady
-            };
-            return Err((packet, error));
+            return Err(SendError::NotReady);
         }
-        if packet.len() > self.max_datagram() {
-            let max = self.max_datagram();
-            return Err((packet, SendError::DatagramTooLong { max }));
+        let max = self.max_datagram();
+        if len > max {
+            return Err(SendError::DatagramTooLong { max });
         }
         let datagrams = self.datagrams_mut();
         if datagrams.unsent.len() == MAX_UNSENT {
-            return Err((packet, SendError::Blocked));
+            return Err(SendError::Blocked);
         }
-        let bytes = packet.occupied_bytes();
         if !datagrams.account.reserve(bytes) {
-            return Err((packet, SendError::NoMemory));
+            return Err(SendError::NoMemory);
         }
-        // An empty one is not paid for, and so must keep no chunk.
-        let packet = if bytes == 0 { Packet::new() } else { packet };
-        datagrams.unsent.push_back((packet, bytes));
         Ok(())
     }
 
