@@ -1,6 +1,6 @@
 //! [`Connection`]: a session as the application sees it.
 
-use super::super::core::MAX_FRAGMENTS;
+use super::super::core::{MAX_FRAGMENTS, Session};
 use super::super::error::{CloseReason, SendError, Unsent};
 use super::super::stats::SessionStats;
 use super::link::{Inner, Link, LinkGuard};
@@ -9,7 +9,7 @@ use super::wakers::Wait;
 use crate::packet::Packet;
 use core::fmt;
 use core::future::poll_fn;
-use core::task::{Context, Poll, ready};
+use core::task::{Context, Poll, Waker, ready};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -177,17 +177,11 @@ impl Connection {
     pub async fn ready(&self) -> Result<(), CloseReason> {
         // Sends a WASK, if nothing sent so far included one.
         self.with(|_| ());
-        let mut waiting = self.link().waiting();
-        poll_fn(|cx| {
-            let mut inner = self.link().lock();
-            if inner.session.is_acquainted() {
-                return Poll::Ready(Ok(()));
+        self.wait_until(LinkGuard::wait_to_write, |session| {
+            match session.is_acquainted() {
+                true => Some(Ok(())),
+                false => session.ended().map(Err),
             }
-            if let Some(reason) = inner.session.ended() {
-                return Poll::Ready(Err(reason));
-            }
-            inner.wait_to_write(&mut waiting.wait, cx.waker());
-            Poll::Pending
         })
         .await
     }
@@ -230,7 +224,8 @@ impl Connection {
     /// Says why the session ended before the peer had everything.
     pub async fn finish(&self) -> Result<(), CloseReason> {
         self.start_finish();
-        self.delivered().await
+        self.wait_until(LinkGuard::wait_to_write, Session::close_result)
+            .await
     }
 
     pub(super) fn start_finish(&self) {
@@ -245,13 +240,10 @@ impl Connection {
     /// Says why it ended otherwise: [`CloseReason::LingerExpired`] if not everything could be delivered in time,
     /// [`CloseReason::ClosedByPeer`] if the peer closed before it had everything.
     pub async fn close(&self) -> Result<(), CloseReason> {
-        self.start_close();
-        self.delivered().await
-    }
-
-    fn start_close(&self) {
         let now = self.link().shared.now();
         self.link().update(now, |inner| inner.session.close(now));
+        self.wait_until(LinkGuard::wait_to_write, Session::close_result)
+            .await
     }
 
     /// Waits until the session has ended, and says why. Does not end it: a peer that closes does, a timer, or another
@@ -279,28 +271,23 @@ impl Connection {
     /// # }
     /// ```
     pub async fn closed(&self) -> CloseReason {
-        let mut waiting = self.link().waiting();
-        poll_fn(|cx| {
-            let mut inner = self.link().lock();
-            if let Some(reason) = inner.session.ended() {
-                return Poll::Ready(reason);
-            }
-            inner.wait_for_end(&mut waiting.wait, cx.waker());
-            Poll::Pending
-        })
-        .await
+        self.wait_until(LinkGuard::wait_for_end, Session::ended)
+            .await
     }
 
-    /// Waits until everything sent is delivered, after [`start_finish`](Self::start_finish) or
-    /// [`start_close`](Self::start_close).
-    async fn delivered(&self) -> Result<(), CloseReason> {
+    /// Waits until `look` finds something, which is looked for again at each event that `wait` waits for.
+    async fn wait_until<'a, T>(
+        &'a self,
+        wait: fn(&mut LinkGuard<'a>, &mut Wait, &Waker),
+        look: impl Fn(&Session) -> Option<T>,
+    ) -> T {
         let mut waiting = self.link().waiting();
         poll_fn(|cx| {
             let mut inner = self.link().lock();
-            if let Some(closed) = inner.session.close_result() {
-                return Poll::Ready(closed);
+            if let Some(found) = look(&inner.session) {
+                return Poll::Ready(found);
             }
-            inner.wait_to_write(&mut waiting.wait, cx.waker());
+            wait(&mut inner, &mut waiting.wait, cx.waker());
             Poll::Pending
         })
         .await
