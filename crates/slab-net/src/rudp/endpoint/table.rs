@@ -234,6 +234,12 @@ impl Table {
         self.stats.opened += 1;
     }
 
+    /// Takes a session out of the backlog; returns whether it was there.
+    pub(super) fn remove_from_backlog(&mut self, place: u32) -> bool {
+        let at = self.backlog.iter().position(|link| link.place == place);
+        at.is_some_and(|at| self.backlog.remove(at).is_some())
+    }
+
     /// A peer has proved its address, or its session is gone.
     pub(super) fn count_half_open_done(&mut self, peer: SocketAddr) {
         let prefix = Prefix::of(peer);
@@ -264,7 +270,7 @@ impl Table {
         };
         let forgotten = ended.add(key, notice, now, until, config.max_sessions);
         self.stats.forgotten += forgotten;
-        self.places.remove(&(link.peer(), link.conv));
+        self.places.remove(&key);
         self.links[link.place as usize] = None;
         self.free.push(link.place);
     }

@@ -251,15 +251,7 @@ impl Link {
             if !inner.released && !readable {
                 // Nobody needs to accept it any more; if it was accepted, it is not in the backlog. One with
                 // something to read stays: its peer was told that this has arrived.
-                let mut table = self.shared.table();
-                let waiting = table.backlog.iter();
-                let place = waiting
-                    .map(|link| link.place)
-                    .position(|at| at == self.place);
-                if let Some(place) = place {
-                    table.backlog.remove(place);
-                    inner.released = true;
-                }
+                inner.released = self.shared.table().remove_from_backlog(self.place);
             }
             // If the socket has no room for the notice of the end, that goes out once it has.
             let tells_peer = inner.unsent.is_some() && inner.session.last_notice().is_some();
