@@ -195,26 +195,32 @@ impl SessionConfig {
     /// # Errors
     /// Names the first value that is out of its range.
     pub fn validate(&self) -> Result<(), SessionConfigError> {
-        let windows = 1..=MAX_WINDOW;
-        let checks = [
-            ("mtu", (MIN_MTU..=MAX_MTU).contains(&self.mtu)),
-            ("send window", windows.contains(&self.send_window)),
-            ("receive window", windows.contains(&self.recv_window)),
-            (
-                "interval",
-                (Duration::from_millis(10)..=Duration::from_secs(5)).contains(&self.interval),
-            ),
-            ("dead link", (2..=1000).contains(&self.dead_link)),
-            (
-                "keepalive",
-                self.keepalive >= MIN_TIMEOUT && self.keepalive < self.idle_timeout,
-            ),
-            ("unproved timeout", self.unproved_timeout >= MIN_TIMEOUT),
-        ];
-        match checks.iter().find(|(_, ok)| !ok) {
-            Some(&(what, _)) => Err(SessionConfigError { what }),
-            None => Ok(()),
-        }
+        let check = |what, range, is_within| match is_within {
+            true => Ok(()),
+            false => Err(SessionConfigError { what, range }),
+        };
+        let mtu = "64 to 65507 bytes, of which error correction and encryption must leave 64";
+        check("mtu", mtu, (MIN_MTU..=MAX_MTU).contains(&self.mtu))?;
+        let (segments, windows) = ("1 to 32768 segments", 1..=MAX_WINDOW);
+        check("send window", segments, windows.contains(&self.send_window))?;
+        check(
+            "receive window",
+            segments,
+            windows.contains(&self.recv_window),
+        )?;
+        let intervals = Duration::from_millis(10)..=Duration::from_secs(5);
+        check(
+            "interval",
+            "10 ms to 5 s",
+            intervals.contains(&self.interval),
+        )?;
+        let transmissions = (2..=1000).contains(&self.dead_link);
+        check("dead link", "2 to 1000 transmissions", transmissions)?;
+        let keepalive = "1 ms or more, and less than the idle timeout";
+        let keepalives = MIN_TIMEOUT..self.idle_timeout;
+        check("keepalive", keepalive, keepalives.contains(&self.keepalive))?;
+        let is_long = self.unproved_timeout >= MIN_TIMEOUT;
+        check("unproved timeout", "1 ms or more", is_long)
     }
 
     /// The longest payload of a segment sent.
@@ -237,23 +243,13 @@ impl SessionConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SessionConfigError {
     what: &'static str,
+    range: &'static str,
 }
 
 impl fmt::Display for SessionConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let range = match self.what {
-            "mtu" => "64 to 65507 bytes, of which error correction and encryption must leave 64",
-            "interval" => "10 ms to 5 s",
-            "dead link" => "2 to 1000 transmissions",
-            "keepalive" => "1 ms or more, and less than the idle timeout",
-            "unproved timeout" => "1 ms or more",
-            _ => "1 to 32768 segments",
-        };
-        write!(
-            f,
-            "the {} of a session is out of its range, {range}",
-            self.what
-        )
+        let Self { what, range } = self;
+        write!(f, "the {what} of a session is out of its range, {range}")
     }
 }
 
@@ -266,32 +262,40 @@ mod tests {
     #[test]
     fn each_range_includes_its_ends() {
         let config = SessionConfig::default();
-        let [millis, secs] = [Duration::from_millis, Duration::from_secs];
+        let [micros, millis] = [Duration::from_micros, Duration::from_millis];
+        let secs = Duration::from_secs;
         for end in [
-            config.mtu(MIN_MTU),
-            config.mtu(MAX_MTU),
+            SessionConfig::fast(),
+            config.mtu(64),
+            config.mtu(65507),
             config.window(1, 1),
-            config.window(MAX_WINDOW, MAX_WINDOW),
+            config.window(32768, 32768),
             config.interval(millis(10)),
             config.interval(secs(5)),
-            config.keepalive(MIN_TIMEOUT),
-            config.unproved_timeout(MIN_TIMEOUT),
+            config.dead_link(2),
+            config.dead_link(1000),
+            config.keepalive(millis(1)),
+            config.unproved_timeout(millis(1)),
             config.idle_timeout(secs(7)).keepalive(millis(6999)),
         ] {
             assert_eq!(end.validate(), Ok(()), "{end:?}");
         }
         for (beyond, what) in [
-            (config.mtu(MIN_MTU - 1), "mtu"),
-            (config.mtu(MAX_MTU + 1), "mtu"),
+            (config.mtu(63), "mtu"),
+            (config.mtu(65508), "mtu"),
             (config.window(0, 1), "send window"),
-            (config.window(1, MAX_WINDOW + 1), "receive window"),
+            (config.window(32769, 1), "send window"),
+            (config.window(1, 0), "receive window"),
+            (config.window(1, 32769), "receive window"),
             (config.interval(millis(9)), "interval"),
             (config.interval(millis(5001)), "interval"),
-            (config.keepalive(Duration::ZERO), "keepalive"),
-            (config.unproved_timeout(Duration::ZERO), "unproved timeout"),
+            (config.dead_link(1), "dead link"),
+            (config.dead_link(1001), "dead link"),
+            (config.keepalive(micros(999)), "keepalive"),
+            (config.unproved_timeout(micros(999)), "unproved timeout"),
             (config.idle_timeout(secs(7)).keepalive(secs(7)), "keepalive"),
         ] {
-            assert_eq!(beyond.validate(), Err(SessionConfigError { what }));
+            assert_eq!(beyond.validate().unwrap_err().what, what, "{beyond:?}");
         }
     }
 
@@ -316,29 +320,5 @@ mod tests {
         assert_eq!((ok.stream, ok.dead_link), (true, 7));
         assert_eq!([ok.keepalive, ok.idle_timeout], [a, b]);
         assert_eq!([ok.unproved_timeout, ok.linger], [c, d]);
-    }
-
-    #[test]
-    fn each_range_is_checked() {
-        let ok = SessionConfig::default();
-        assert_eq!(ok.validate(), Ok(()));
-        assert_eq!(SessionConfig::fast().validate(), Ok(()));
-        let wrong = [
-            ok.mtu(63),
-            ok.mtu(65508),
-            ok.window(0, 1),
-            ok.window(1, 0),
-            ok.window(1, 32769),
-            ok.interval(Duration::from_millis(9)),
-            ok.dead_link(1),
-            ok.dead_link(1001),
-            ok.keepalive(Duration::from_micros(999))
-                .idle_timeout(Duration::from_secs(1)),
-            ok.keepalive(Duration::from_secs(1))
-                .idle_timeout(Duration::from_secs(1)),
-        ];
-        for config in wrong {
-            assert!(config.validate().is_err(), "{config:?}");
-        }
     }
 }
