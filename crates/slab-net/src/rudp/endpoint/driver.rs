@@ -4,12 +4,12 @@ use super::super::core::Side;
 use super::super::error::Rejection;
 use super::super::time::Time;
 use super::super::wire::HEADER_BYTES;
-use super::cookie;
 use super::link::{Link, NO_ROOM_PAUSE};
 use super::protect::Inbound;
 use super::shared::Shared;
 use super::table::{Refusal, canonical};
 use super::wakers::Woken;
+use super::{cookie, is_any};
 use crate::packet::Packet;
 use crate::udp::{PacketBatch, Transmit, UdpReceiver};
 use core::future::{Future, poll_fn};
@@ -169,8 +169,7 @@ impl Driver {
         let datagrams = self.batches.iter().map(PacketBatch::datagrams).sum();
         let transient = self.receiver.used_spare_buffers();
         // A socket bound to one address sends everything from that.
-        let bound_to = self.receiver.local_addr().ip().to_canonical();
-        let bound_to_any = bound_to.is_unspecified();
+        let bound_to_any = is_any(self.receiver.local_addr());
         for batch in self.batches.drain(..) {
             let (shared, touched) = (&self.shared, &mut self.touched);
             let arrival = Arrival {
