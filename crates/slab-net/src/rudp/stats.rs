@@ -70,31 +70,26 @@ impl SessionStats {
 
 impl AddAssign<&Self> for SessionStats {
     fn add_assign(&mut self, other: &Self) {
-        let pairs = [
-            (&mut self.sent_datagrams, other.sent_datagrams),
-            (&mut self.sent_bytes, other.sent_bytes),
-            (&mut self.sent_segments, other.sent_segments),
-            (&mut self.sent_acks, other.sent_acks),
-            (&mut self.received_datagrams, other.received_datagrams),
-            (&mut self.received_bytes, other.received_bytes),
-            (&mut self.received_segments, other.received_segments),
-            (&mut self.retransmits_timeout, other.retransmits_timeout),
-            (&mut self.retransmits_tail, other.retransmits_tail),
-            (&mut self.retransmits_fast, other.retransmits_fast),
-            (&mut self.retransmits_spurious, other.retransmits_spurious),
-            (&mut self.duplicates, other.duplicates),
-            (&mut self.dropped_beyond_window, other.dropped_beyond_window),
-            (&mut self.dropped_no_memory, other.dropped_no_memory),
-            (&mut self.copied_segments, other.copied_segments),
-            (&mut self.window_refused, other.window_refused),
-            (&mut self.sent_unreliable, other.sent_unreliable),
-            (&mut self.received_unreliable, other.received_unreliable),
-            (&mut self.dropped_unreliable, other.dropped_unreliable),
-            (&mut self.probes, other.probes),
-        ];
-        for (mine, theirs) in pairs {
-            *mine += theirs;
-        }
+        self.sent_datagrams += other.sent_datagrams;
+        self.sent_bytes += other.sent_bytes;
+        self.sent_segments += other.sent_segments;
+        self.sent_acks += other.sent_acks;
+        self.received_datagrams += other.received_datagrams;
+        self.received_bytes += other.received_bytes;
+        self.received_segments += other.received_segments;
+        self.retransmits_timeout += other.retransmits_timeout;
+        self.retransmits_tail += other.retransmits_tail;
+        self.retransmits_fast += other.retransmits_fast;
+        self.retransmits_spurious += other.retransmits_spurious;
+        self.duplicates += other.duplicates;
+        self.dropped_beyond_window += other.dropped_beyond_window;
+        self.dropped_no_memory += other.dropped_no_memory;
+        self.copied_segments += other.copied_segments;
+        self.window_refused += other.window_refused;
+        self.sent_unreliable += other.sent_unreliable;
+        self.received_unreliable += other.received_unreliable;
+        self.dropped_unreliable += other.dropped_unreliable;
+        self.probes += other.probes;
         for (mine, theirs) in self.rejected.iter_mut().zip(other.rejected) {
             *mine += theirs;
         }

@@ -25,17 +25,12 @@ pub struct FecStats {
 
 impl AddAssign<&Self> for FecStats {
     fn add_assign(&mut self, other: &Self) {
-        let pairs = [
-            (&mut self.sent_parity, other.sent_parity),
-            (&mut self.received_parity, other.received_parity),
-            (&mut self.recovered, other.recovered),
-            (&mut self.expired, other.expired),
-            (&mut self.rejected, other.rejected),
-            (&mut self.late, other.late),
-            (&mut self.no_memory, other.no_memory),
-        ];
-        for (mine, theirs) in pairs {
-            *mine += theirs;
-        }
+        self.sent_parity += other.sent_parity;
+        self.received_parity += other.received_parity;
+        self.recovered += other.recovered;
+        self.expired += other.expired;
+        self.rejected += other.rejected;
+        self.late += other.late;
+        self.no_memory += other.no_memory;
     }
 }
