@@ -165,7 +165,7 @@ families! {
     NET_HEAP_REFUSED_TOTAL = Counter "slab_net_heap_refused_total",
         "Packet buffers that the heap limit refused.";
     NET_COMPACTED_BYTES_TOTAL = Counter "slab_net_compacted_bytes_total",
-        "Bytes of memory that copies by compact set free.";
+        "Bytes of memory that packets copied by compact no longer pin; what several shared counts for each.";
     NET_COMPACT_REFUSED_BYTES_TOTAL = Counter "slab_net_compact_refused_bytes_total",
         "Bytes that packets went on to pin for want of memory for their copies.";
     NET_TRUNCATED_DATAGRAMS_TOTAL = Counter "slab_net_truncated_datagrams_total",

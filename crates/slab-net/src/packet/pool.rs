@@ -494,11 +494,13 @@ pub struct PacketPoolStats {
     pub heap_refused: u64,
     /// Packets that [`PacketPool::compact`] copied so far.
     pub compacted: u64,
-    /// Memory that these copies released, in bytes, so far, whether a pool's or not.
+    /// Memory in bytes that these copies no longer keep in use, so far, whether a pool's or not. Memory that several
+    /// packets shared is counted for each that was copied, and is free only once no other is left: so the sum can be far
+    /// above what the pool has.
     pub compacted_bytes: u64,
     /// Packets that were not copied because the pool had no memory for it, so far.
     pub compact_refused: u64,
-    /// Memory in bytes that those copies would have released, so far.
+    /// Memory in bytes that those packets go on to keep in use beyond what their copies would, so far; counted as above.
     pub compact_refused_bytes: u64,
     /// Packets that are [held](PacketPool::hold) now.
     pub held_packets: u64,
