@@ -142,7 +142,8 @@ impl SlabPoolBuilder {
     /// the feature `std`, room for all of it is taken from the heap when the pool is built: of a cap that is a power of
     /// two, a fifth if the smallest chunks have 64 bytes, in [`Mode::Ring`] a third, and below 4 MiB more: of 256 KiB half,
     /// or two thirds (of chunks of 1536 bytes three tenths); of a cap just above one, up to three fifths more.
-    /// Default: 64 MiB.
+    /// While it is being built it takes 13 KiB more; from an allocator that takes nothing back, with the gaps that alignment
+    /// leaves, up to 32 KiB more, in [`Mode::Ring`] up to 64 KiB. Default: 64 MiB.
     ///
     /// A slab is four times the largest size class, rounded up to a power of two, but at least 64 KiB: 256 KiB
     /// with the default classes, 4 MiB with [`SizeClasses::general`]. It serves one class as long as any of its
