@@ -25,6 +25,21 @@ fn its_clients_get_their_echoes() {
     assert_eq!(count(&said, "pool_in_use"), 0);
 }
 
+#[test]
+fn a_failure_is_one_line_with_its_reason() {
+    let taken = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let reason = std::net::UdpSocket::bind(address).unwrap_err();
+    let ended = Command::new(example("udp_peers"))
+        .args(["--listen", &address.to_string()])
+        .output()
+        .unwrap();
+    assert_eq!(ended.status.code(), Some(2));
+    let said = String::from_utf8(ended.stderr).unwrap();
+    let expected = format!("udp_peers: cannot bind UDP {address}: {reason}\n");
+    assert_eq!(said, expected);
+}
+
 #[cfg(unix)]
 #[test]
 fn a_peer_too_many_is_refused_until_another_is_silent() {

@@ -47,13 +47,21 @@ enum Mode {
     /// Wait for a peer
     Listen {
         /// Address to listen on
+        #[arg(value_parser = address)]
         address: SocketAddr,
     },
     /// Connect to a peer that listens
     Connect {
         /// Address that the peer listens on
+        #[arg(value_parser = address)]
         address: SocketAddr,
     },
+}
+
+/// Parses an address; what the standard library says of one without a port does not help.
+fn address(text: &str) -> Result<SocketAddr, String> {
+    text.parse()
+        .map_err(|_| "expected an IP address and a port, such as 127.0.0.1:4433".into())
 }
 
 /// A key, and its text form.

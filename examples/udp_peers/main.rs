@@ -29,7 +29,7 @@ const WAITING: usize = 16;
 #[command(name = "udp_peers")]
 struct Options {
     /// Serve this address until Ctrl-C, instead of 100 clients of its own
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", value_parser = address)]
     listen: Option<SocketAddr>,
     /// The most peers at a time; datagrams of others are refused
     #[arg(long, default_value_t = 1000)]
@@ -37,6 +37,12 @@ struct Options {
     /// Forget a peer that has been silent for so long
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
     idle: u64,
+}
+
+/// Parses an address; what the standard library says of one without a port does not help.
+fn address(text: &str) -> Result<SocketAddr, String> {
+    text.parse()
+        .map_err(|_| "expected an IP address and a port, such as 127.0.0.1:4433".into())
 }
 
 /// What the peers' tasks are handed.
@@ -257,8 +263,15 @@ fn main() -> ExitCode {
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let _ = writeln!(std::io::stderr(), "udp_peers: {error}");
+            let _ = writeln!(std::io::stderr(), "udp_peers: {}", with_causes(&*error));
             ExitCode::from(2)
         }
     }
+}
+
+/// The error and its causes, in one line.
+fn with_causes(error: &(dyn Error + 'static)) -> String {
+    let chain = std::iter::successors(Some(error), |&error| error.source());
+    let texts: Vec<_> = chain.map(ToString::to_string).collect();
+    texts.join(": ")
 }

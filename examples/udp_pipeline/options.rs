@@ -16,7 +16,7 @@ pub(crate) struct Options {
     pub(crate) mode: Mode,
 
     /// Address to receive on; port 0 picks any free port
-    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0", value_parser = address)]
     pub(crate) listen: SocketAddr,
 
     /// Generate no load; wait for real traffic
@@ -151,6 +151,12 @@ fn one_line(message: &str) -> String {
     let paragraph = message.lines().map(str::trim).take_while(|l| !l.is_empty());
     let line = paragraph.collect::<Vec<_>>().join(" ");
     line.strip_prefix("error: ").unwrap_or(&line).to_owned()
+}
+
+/// Parses an address; what the standard library says of one without a port does not help.
+fn address(text: &str) -> Result<SocketAddr, String> {
+    text.parse()
+        .map_err(|_| "expected an IP address and a port, such as 127.0.0.1:4433".into())
 }
 
 fn split_unit(text: &str) -> (&str, &str) {

@@ -12,7 +12,7 @@ use std::num::NonZeroUsize;
 #[command(version)]
 pub(crate) struct Options {
     /// Address to receive on; port 0 picks any free port
-    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:4433")]
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:4433", value_parser = address)]
     pub(crate) listen: SocketAddr,
 
     /// Receiving sockets; each has its own connection to the NATS server
@@ -37,8 +37,14 @@ pub(crate) struct Options {
     pub(crate) max_memory: u16,
 
     /// Address to serve /metrics and the live page on; port 0 picks any free port
-    #[arg(long, value_name = "ADDR", default_value_t = DEFAULT_ADDRESS)]
+    #[arg(long, value_name = "ADDR", default_value_t = DEFAULT_ADDRESS, value_parser = address)]
     pub(crate) metrics: SocketAddr,
+}
+
+/// Parses an address; what the standard library says of one without a port does not help.
+fn address(text: &str) -> Result<SocketAddr, String> {
+    text.parse()
+        .map_err(|_| "expected an IP address and a port, such as 127.0.0.1:4433".into())
 }
 
 /// Parses the URL of a server that the client can reach: it is built without WebSockets, and would take their
