@@ -210,7 +210,10 @@ impl fmt::Display for PacketPoolError {
                 "{headroom} bytes of headroom and {tailroom} of tailroom leave no room in the \
                  largest size class, {largest} bytes"
             ),
-            Self::DefaultInUse => write!(f, "the process-wide packet pool is already in use"),
+            Self::DefaultInUse => write!(
+                f,
+                "there is a process-wide packet pool already; install another before anything uses it"
+            ),
         }
     }
 }

@@ -131,8 +131,8 @@ impl PacketPool {
     /// its pool through its memory, so a buffer of this pool cannot be without a chunk.
     ///
     /// # Errors
-    /// The same as [`SlabPool::try_alloc`]: the pool is at its cap, `len` with headroom and tailroom is
-    /// above the largest size class, or the system refused to back a slab.
+    /// The same as [`SlabPool::try_alloc`]: the pool is at its cap, `len` with headroom and tailroom, which the
+    /// error counts in, is above the largest size class, or the system refused to back a slab.
     // `always`: a call would return the buffer through memory, as parts that are then read as wholes at
     // once (a failed store forwarding), which costs more than the function itself.
     #[inline(always)]

@@ -23,10 +23,10 @@ const MIN_TIMEOUT: Duration = Duration::from_millis(1);
 #[non_exhaustive]
 pub enum Congestion {
     /// No congestion control: only the windows limit the session (KCP's `nc` = 1).
-    #[default]
     Off,
     /// Reno, which is KCP's own (`nc` = 0): slow start, then one segment more a round trip; half the window after a
     /// loss.
+    #[default]
     Reno,
     /// CUBIC (RFC 9438): seven tenths of the window after a loss, then fast back to where it was.
     Cubic,
@@ -70,7 +70,7 @@ impl Default for SessionConfig {
             nodelay: false,
             interval: Duration::from_millis(100),
             fast_resend: 0,
-            congestion: Congestion::Reno,
+            congestion: Congestion::default(),
             dead_link: 20,
             keepalive: Duration::from_secs(15),
             idle_timeout: Duration::from_secs(60),
@@ -133,7 +133,9 @@ impl SessionConfig {
     }
 
     /// Sets the interval at which the peer is assumed to update the session (KCP's `interval`), 10 ms to 5 s: the
-    /// longest that either end holds an acknowledgement back. Default: 100 ms.
+    /// longest that a peer of another implementation holds an acknowledgement back. So a time-out comes that much
+    /// after the round trip at the earliest: with a longer interval, the loss of what nothing follows is found later.
+    /// This end holds none back for more than 10 ms. Default: 100 ms.
     pub fn interval(mut self, interval: Duration) -> Self {
         self.interval = interval;
         self
@@ -308,6 +310,9 @@ mod tests {
             .congestion(Congestion::Off)
             .window(256, 256);
         assert_eq!(by_hand, SessionConfig::fast());
+        let default = SessionConfig::default();
+        assert_eq!(default, default.congestion(Congestion::default()));
+        assert_eq!(default, default.congestion(Congestion::Reno));
         let [a, b, c, d] = [1, 2, 3, 4].map(Duration::from_secs);
         let ok = SessionConfig::default();
         let ok = ok.mtu(1200).window(5, 6).stream(true).dead_link(7);

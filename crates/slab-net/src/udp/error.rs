@@ -46,7 +46,7 @@ impl fmt::Display for BindError {
             Self::NoBufferClass { needed, largest } => write!(
                 f,
                 "receive buffers need a size class of {needed} bytes, the pool's largest has \
-                 {largest}"
+                 {largest}; add one, or receive without coalescing"
             ),
             Self::MaxDatagram { bytes } => write!(
                 f,

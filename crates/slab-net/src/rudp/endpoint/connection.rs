@@ -69,6 +69,8 @@ impl Connection {
     /// is the only handle to a chunk of its size, and has 24 bytes of headroom.
     ///
     /// Returns as soon as the session has accepted the message, which goes out at once if the peer's window allows.
+    /// Outside of stream mode, one of more than 32 segments first waits until the peer has told its window, which takes a
+    /// round trip.
     ///
     /// Cancel-safe: the message is accepted whole or not at all. Counts against tokio's cooperative budget.
     ///
@@ -117,7 +119,8 @@ impl Connection {
     /// As [`send`](Self::send), without waiting.
     ///
     /// # Errors
-    /// As [`send`](Self::send), or the send queue is full.
+    /// As [`send`](Self::send), or the send queue is full. A message of more than 32 segments for which `send`
+    /// would first wait is [too long](SendError::TooLong): await [`ready`](Self::ready) before.
     pub fn try_send(&self, message: impl Into<Packet>) -> Result<(), Unsent> {
         let mut packet = message.into();
         let sent = self.with(|inner| inner.session.send_from(&mut packet));
@@ -192,9 +195,9 @@ impl Connection {
     /// session stays finished.
     ///
     /// This works between two ends of this library. KCP has no half-close: with a peer of another implementation,
-    /// or one that is not known within the linger time, this is [`close`](Self::close); what that peer still sends
-    /// is lost, as is what was not yet received here. A reader is told when the session has ended: as an error if not
-    /// everything could be delivered.
+    /// or one that does not show within the linger time that it runs this library, this is [`close`](Self::close);
+    /// what that peer still sends is lost, as is what was not yet received here. A reader is told when the session has
+    /// ended: as an error if not everything could be delivered.
     ///
     /// ```
     /// # use slab_net::PacketPool;

@@ -93,18 +93,20 @@ pub struct EndpointStats {
     pub reserve_limit_bytes: usize,
     /// Sessions opened so far, by either side.
     pub opened: u64,
-    /// Datagrams that belonged to no session and opened none; among them, where [all need a
-    /// cookie](super::EndpointConfig::require_cookie), what peers send before they have theirs.
+    /// Datagrams that belonged to no session and opened none, but for those counted as refused below; among them, where
+    /// [all need a cookie](super::EndpointConfig::require_cookie), what peers send before they have theirs.
     pub unknown_session: u64,
-    /// Sessions refused because there were too many.
+    /// Refusals of a session because there were too many. Of these and of the next four, each datagram that would have
+    /// opened a session counts, which a peer repeats until it gives up; and each call of
+    /// [`connect`](super::Endpoint::connect) that was refused for that reason.
     pub refused_table_full: u64,
-    /// Sessions refused because too many had not proved their address.
+    /// Refusals because too many had not proved their address.
     pub refused_half_open: u64,
-    /// Sessions refused because too many of one prefix had not proved their address.
+    /// Refusals because too many of one prefix had not proved their address.
     pub refused_prefix: u64,
-    /// Sessions refused because too many waited to be accepted.
+    /// Refusals because too many waited to be accepted.
     pub refused_backlog: u64,
-    /// Sessions refused because the memory budget was used up.
+    /// Refusals because the memory budget was used up.
     pub refused_memory: u64,
     /// Cookies sent to peers whose address is not proved, for lack of room or by configuration.
     pub cookies_sent: u64,

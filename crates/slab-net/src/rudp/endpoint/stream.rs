@@ -15,9 +15,9 @@ use tokio::task::coop::poll_proceed;
 ///
 /// What is written is sent at once, as far as the peer's window allows; flushing does nothing. Shutting down ends
 /// writing without waiting for delivery, and reading goes on as before; to wait for delivery, use
-/// [`Connection::finish`]. Only with a peer of another implementation, or one that is not known within the linger
-/// time, does shutting down close the session in both directions: KCP has no half-close. What such a peer sends
-/// after that is lost, as is what was received but not read by then.
+/// [`Connection::finish`]. Only with a peer of another implementation, or one that does not show within the
+/// linger time that it runs this library, does shutting down close the session in both directions: KCP has no
+/// half-close. What such a peer sends after that is lost, as is what was received but not read by then.
 ///
 /// A write waits while what is in flight uses up the window or the memory. It fails as
 /// [`OutOfMemory`](io::ErrorKind::OutOfMemory) if there is no memory and nothing in flight whose acknowledgement
