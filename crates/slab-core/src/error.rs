@@ -71,7 +71,8 @@ pub enum ConfigError {
         /// The size classes.
         classes: usize,
     },
-    /// The memory cap is beyond what a 32-bit chunk index can address.
+    /// The memory cap is beyond what a chunk's index of 32 bits can address, which counts pieces of 64 bytes: 256 GiB, less
+    /// 64 bytes.
     CapTooLarge {
         /// The cap in bytes.
         max_memory: usize,

@@ -134,7 +134,8 @@ impl SlabPoolBuilder {
         self
     }
 
-    /// Sets the cap in bytes, rounded down to whole slabs: chunks never take more memory than this.
+    /// Sets the cap in bytes, rounded down to whole slabs: chunks never take more memory than this. At most 64 bytes less
+    /// than 256 GiB, with any size classes.
     /// Bookkeeping comes on top: a thread that uses pools takes half a KiB for each of their size classes, at least a page,
     /// out of 512 KiB of addresses. (All of these count where the system promises no more than it has, as Windows, or Linux
     /// with `vm.overcommit_memory=2`, and where a process locks all of its memory by `mlockall`.) Chunks of 64 bytes that
