@@ -53,10 +53,16 @@ impl fmt::Display for RegisterError {
                 kind: SourceKind::Server,
                 ..
             } => f.write_str("the collector has a server already"),
-            Self::DuplicateName { kind, name } => write!(
-                f,
-                "a {kind} named {name:?} is registered already; names tell series apart"
-            ),
+            Self::DuplicateName { kind, name } => {
+                let article = match kind {
+                    SourceKind::RudpEndpoint => "an",
+                    _ => "a",
+                };
+                write!(
+                    f,
+                    "{article} {kind} named {name:?} is registered already; names tell series apart"
+                )
+            }
             Self::TooManySources => write!(
                 f,
                 "the collector holds {} sources already, its limit",
@@ -128,7 +134,10 @@ mod tests {
             (SourceKind::Pool, "a pool named \"a\\\"b\""),
             (SourceKind::Socket, "a socket named \"a\\\"b\""),
             (SourceKind::Queue, "a queue named \"a\\\"b\""),
-            (SourceKind::RudpEndpoint, "a RUDP endpoint named \"a\\\"b\""),
+            (
+                SourceKind::RudpEndpoint,
+                "an RUDP endpoint named \"a\\\"b\"",
+            ),
         ];
         for (kind, named) in names {
             let name = "a\"b".to_owned();

@@ -234,11 +234,11 @@ families! {
     RUDP_OPENED_SESSIONS_TOTAL = Counter "slab_rudp_opened_sessions_total",
         "Sessions opened, by either side.";
     RUDP_REFUSED_SESSIONS_TOTAL = Counter "slab_rudp_refused_sessions_total",
-        "Sessions refused, by reason; each datagram that would have opened one counts.";
+        "Sessions refused, by reason; each datagram or call that would have opened one counts.";
     RUDP_FORGOTTEN_SESSIONS_TOTAL = Counter "slab_rudp_forgotten_sessions_total",
         "Ended sessions that were forgotten before their time, because so many ended after them.";
     RUDP_UNKNOWN_SESSION_DATAGRAMS_TOTAL = Counter "slab_rudp_unknown_session_datagrams_total",
-        "Datagrams that belonged to no session and opened none.";
+        "Datagrams that belonged to no session and opened none, but for those of refused sessions.";
     RUDP_SENT_COOKIES_TOTAL = Counter "slab_rudp_sent_cookies_total",
         "Cookies sent to peers whose addresses were not proved, for want of room or because all need one.";
     RUDP_TAKEN_COOKIES_TOTAL = Counter "slab_rudp_taken_cookies_total",
