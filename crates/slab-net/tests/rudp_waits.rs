@@ -4,10 +4,10 @@ mod rudp_common;
 
 use rudp_common::sockets::{TIMEOUT, accept, any, connected_pair, fast, pool, recv, wait_until};
 use slab_net::rudp::wire::{Command, HEADER_BYTES, Header, segments};
-use slab_net::rudp::{Connection, Endpoint};
+use slab_net::rudp::{Connection, Endpoint, SendError};
 use slab_net::{Packet, PacketPool};
 use std::future::{Future, poll_fn};
-use std::net::UdpSocket;
+use std::net::{SocketAddr, UdpSocket};
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
@@ -125,34 +125,43 @@ fn a_reader_looks_again_if_too_many_wait_for_memory() {
     drop((client, accepted));
 }
 
-/// The first question may be lost, and a reader of this library make room meanwhile: the window that it tells unasked
-/// is the first one, and not all that it may have.
-#[tokio::test]
-async fn a_long_message_waits_for_the_answer_though_a_window_was_told_unasked() {
-    let pool = pool();
+/// A client and its peer's socket, which has heard the client's question for the window: the token in that, and where
+/// to send.
+async fn asked(pool: &PacketPool) -> (Connection, tokio::net::UdpSocket, u32, SocketAddr) {
     let peer = tokio::net::UdpSocket::bind(any()).await.unwrap();
-    let client = Connection::connect(peer.local_addr().unwrap(), &pool, fast()).unwrap();
+    let client = Connection::connect(peer.local_addr().unwrap(), pool, fast()).unwrap();
     client.send_slice(b"hello").await.unwrap();
     let mut datagram = [0; 2000];
     let (len, from) = peer.recv_from(&mut datagram).await.unwrap();
     let mut headers = segments(&datagram[..len]).map(|segment| segment.unwrap().0);
     let asked = headers.find(|header| header.cmd == Command::AskWindow);
-    let told = |frg, ts| {
-        let mut datagram = [0; HEADER_BYTES];
-        let header = Header {
-            conv: client.conv(),
-            cmd: Command::TellWindow,
-            frg,
-            wnd: 32,
-            ts,
-            sn: 128,
-            una: 0,
-            len: 0,
-        };
-        header.encode(&mut datagram);
-        datagram
+    (client, peer, asked.unwrap().ts, from)
+}
+
+/// A peer of this library tells its window, and the most that it can ever be.
+fn told(conv: u32, frg: u8, ts: u32, [wnd, most]: [u16; 2]) -> [u8; HEADER_BYTES] {
+    let mut datagram = [0; HEADER_BYTES];
+    let header = Header {
+        conv,
+        cmd: Command::TellWindow,
+        frg,
+        wnd,
+        ts,
+        sn: most.into(),
+        una: 0,
+        len: 0,
     };
-    peer.send_to(&told(2, 0), from).await.unwrap();
+    header.encode(&mut datagram);
+    datagram
+}
+
+/// The first question may be lost, and a reader of this library make room meanwhile: the window that it tells unasked
+/// is the first one, and not all that it may have.
+#[tokio::test]
+async fn a_long_message_waits_for_the_answer_though_a_window_was_told_unasked() {
+    let (client, peer, token, from) = asked(&pool()).await;
+    let unasked = told(client.conv(), 2, 0, [32, 128]);
+    peer.send_to(&unasked, from).await.unwrap();
     while client.stats().received_datagrams == 0 {
         tokio::task::yield_now().await;
     }
@@ -160,10 +169,25 @@ async fn a_long_message_waits_for_the_answer_though_a_window_was_told_unasked() 
     let mut sending = pin!(client.send_slice(&message));
     let first = poll_fn(|cx| Poll::Ready(sending.as_mut().poll(cx))).await;
     assert_eq!(first, Poll::Pending);
-    peer.send_to(&told(3, asked.unwrap().ts), from)
-        .await
-        .unwrap();
+    let answer = told(client.conv(), 3, token, [32, 128]);
+    peer.send_to(&answer, from).await.unwrap();
     assert_eq!(timeout(TIMEOUT, sending).await.unwrap(), Ok(()));
+}
+
+/// A message that its reader can never take would stay in front of all others for ever.
+#[tokio::test]
+async fn a_message_beyond_a_window_that_was_full_when_it_was_told_is_refused() {
+    let (client, peer, token, from) = asked(&pool()).await;
+    let full = told(client.conv(), 3, token, [0, 4]);
+    peer.send_to(&full, from).await.unwrap();
+    while client.stats().received_datagrams == 0 {
+        tokio::task::yield_now().await;
+    }
+    let message = |len| Packet::from(vec![7; len]);
+    let refused = client.try_send(message(4 * 1376 + 1)).unwrap_err();
+    let [segments, max] = [5, 4];
+    assert_eq!(refused.error, SendError::TooLong { segments, max });
+    client.try_send(message(4 * 1376)).unwrap();
 }
 
 struct Task;

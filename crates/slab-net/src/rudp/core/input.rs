@@ -205,8 +205,10 @@ impl Session {
         // A peer that had to prove its address asks until it hears that it has.
         self.send_wins |= !self.peer.is_ours;
         self.peer.is_ours = true;
-        let most = header.sn.min(MAX_FRAGMENTS);
-        self.peer.largest_window = self.peer.largest_window.max(most);
+        // All that it can ever have, which may be less than was assumed.
+        if header.sn > 0 {
+            self.peer.largest_window = header.sn.min(MAX_FRAGMENTS);
+        }
         self.on_address_validated();
     }
 
