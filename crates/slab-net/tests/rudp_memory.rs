@@ -313,6 +313,56 @@ async fn send_waits_for_memory_while_segments_are_in_flight() {
     assert_eq!(within_a_minute(client.send_slice(&[2; 1000])).await, Ok(()));
 }
 
+/// What is queued for peers that read nothing takes neither the memory of new sessions nor that of idle ones.
+#[tokio::test]
+async fn peers_that_read_nothing_leave_memory_to_others() {
+    let pool = strict(64 << 20);
+    let config = EndpointConfig::new(SessionConfig::fast());
+    let few = config.clone().max_memory(2 << 20);
+    let server = Endpoint::bind(any(), &pool, few).unwrap();
+    let connect = || Connection::connect(server.local_addr(), &pool, config.clone()).unwrap();
+    let begin = async |client: &Connection| {
+        client.send_slice(b"hello").await.unwrap();
+        let accepted = within_a_minute(server.accept()).await.unwrap();
+        within_a_minute(client.ready()).await.unwrap();
+        within_a_minute(accepted.ready()).await.unwrap();
+        accepted
+    };
+    let clients: Vec<_> = (0..7).map(|_| connect()).collect();
+    let mut accepted = Vec::new();
+    for client in &clients {
+        accepted.push(begin(client).await);
+    }
+    let idle = accepted.pop().unwrap();
+    // Twice, as more fits when what the peers' windows take has left the queue.
+    for _ in 0..2 {
+        for slow in &accepted {
+            while slow.try_send(Packet::from(vec![1; 1000])).is_ok() {}
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    idle.send_slice(&[2; 1000]).await.unwrap();
+    let new = connect();
+    begin(&new).await.send_slice(&[3; 1000]).await.unwrap();
+    for (client, first) in [(&clients[6], 2), (&new, 3)] {
+        let received = within_a_minute(client.recv()).await.unwrap().unwrap();
+        assert_eq!((received.len(), received[0]), (1000, first));
+    }
+    // Those that begin to read get all.
+    let queued: usize = accepted.iter().map(|slow| slow.reserved_bytes()).sum();
+    assert!(queued > 1 << 20, "{queued}");
+    for (client, slow) in clients.iter().zip(&accepted) {
+        let finish = tokio::spawn({
+            let slow = slow.clone();
+            async move { slow.finish().await }
+        });
+        while let Some(message) = within_a_minute(client.recv()).await.unwrap() {
+            assert_eq!(message.len(), 1000);
+        }
+        within_a_minute(finish).await.unwrap().unwrap();
+    }
+}
+
 /// The peer's message ends its session, and nothing else.
 #[tokio::test]
 async fn a_message_above_the_largest_class_without_heap_ends_the_session() {

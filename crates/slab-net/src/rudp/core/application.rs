@@ -25,7 +25,8 @@ impl Session {
         let segments = self.check_message(message.len())?;
         if segments == 1 {
             let unshared = core::mem::take(message).try_into_mut();
-            let adopted = unshared.map(|unshared| self.send.blocks.adopt(unshared));
+            let alone = self.send.is_empty();
+            let adopted = unshared.map(|unshared| self.send.blocks.adopt(unshared, alone));
             *message = match adopted {
                 Ok(Ok(place)) => {
                     self.lacks_send_memory = false;
@@ -75,12 +76,17 @@ impl Session {
 
     fn push_copy(&mut self, message: &[u8], segments: u32) -> Result<(), SendError> {
         self.lacks_send_memory = false;
+        let alone = self.send.is_empty();
         let mut rest = message;
         for frg in (0..segments).rev() {
             let (payload, behind) = rest.split_at(rest.len().min(self.context.config.mss()));
             rest = behind;
             let more = framed_bytes(rest.len(), self.context.config.mss());
-            let Some(place) = self.send.blocks.push(payload, more, &self.context.pool) else {
+            let pushed = self
+                .send
+                .blocks
+                .push(payload, more, alone, &self.context.pool);
+            let Some(place) = pushed else {
                 self.send.take_back(segments - 1 - frg);
                 return Err(self.send_memory_error());
             };
@@ -123,7 +129,12 @@ impl Session {
             }
             let (payload, behind) = rest.split_at(rest.len().min(mss));
             let more = framed_bytes(behind.len(), mss);
-            let Some(place) = self.send.blocks.push(payload, more, &self.context.pool) else {
+            let alone = self.send.is_empty();
+            let pushed = self
+                .send
+                .blocks
+                .push(payload, more, alone, &self.context.pool);
+            let Some(place) = pushed else {
                 let reason = self.send_memory_error();
                 if taken == 0 {
                     return Err(reason);

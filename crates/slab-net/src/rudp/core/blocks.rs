@@ -79,9 +79,15 @@ impl Blocks {
         self.blocks.len() == self.free.len()
     }
 
-    fn reserve(&mut self, bytes: usize) -> bool {
+    /// If other segments are in flight, whose acknowledgements free memory, these can wait: so that sessions whose
+    /// peers take nothing leave room for new ones, and for others to send.
+    fn reserve(&mut self, bytes: usize, alone: bool) -> bool {
         let limited = self.limit < u32::MAX && self.account.bytes() + bytes > self.limit as usize;
-        !limited && self.account.reserve(bytes)
+        let reserve = match alone {
+            true => Account::reserve,
+            false => Account::reserve_spare,
+        };
+        !limited && reserve(&mut self.account, bytes)
     }
 
     /// Bytes of pool memory in use.
@@ -95,15 +101,21 @@ impl Blocks {
     }
 
     /// Lays out a segment of `payload`, which `more` bytes of segments will follow at once; `None` if there is no
-    /// memory.
+    /// memory. `alone`: nothing is in flight, nor to be sent, but the message that it belongs to.
     // Inlined so that the place is not read back from the stack, which would wait until all of the payload, written
     // just before, is in the cache.
     #[inline(always)]
-    pub(super) fn push(&mut self, payload: &[u8], more: usize, pool: &PacketPool) -> Option<Place> {
+    pub(super) fn push(
+        &mut self,
+        payload: &[u8],
+        more: usize,
+        alone: bool,
+        pool: &PacketPool,
+    ) -> Option<Place> {
         let needed = HEADER_BYTES + payload.len();
         let block = match self.open {
             Some(open) if self.blocks[open as usize].buf.tailroom() >= needed => open,
-            _ => self.open_block(needed, more, pool)?,
+            _ => self.open_block(needed, more, alone, pool)?,
         };
         let Block { buf, live, .. } = &mut self.blocks[block as usize];
         let offset = buf.len() as u32;
@@ -120,7 +132,7 @@ impl Blocks {
     /// As [`push`](Self::push), for a small segment that must not wait for memory: if the budget or the pool has
     /// none, it comes from the heap, as far as the pool allows that.
     pub(super) fn push_or_heap(&mut self, payload: &[u8], pool: &PacketPool) -> Option<Place> {
-        if let Some(place) = self.push(payload, 0, pool) {
+        if let Some(place) = self.push(payload, 0, true, pool) {
             return Some(place);
         }
         let mut buf = pool.try_from_heap(HEADER_BYTES + payload.len())?;
@@ -150,13 +162,13 @@ impl Blocks {
 
     /// Takes a packet as a segment if it has room for the header and its chunk is not too large for it; gives it
     /// back otherwise.
-    pub(super) fn adopt(&mut self, mut packet: PacketBuf) -> Result<Place, PacketBuf> {
+    pub(super) fn adopt(&mut self, mut packet: PacketBuf, alone: bool) -> Result<Place, PacketBuf> {
         let (len, size) = (packet.len(), HEADER_BYTES + packet.len());
         let occupied = packet.occupied_bytes();
         if packet.class().is_none()
             || packet.headroom() < HEADER_BYTES
             || occupied > size.next_multiple_of(64) * ADOPT_RATIO
-            || !self.reserve(occupied)
+            || !self.reserve(occupied, alone)
         {
             return Err(packet);
         }
@@ -169,7 +181,13 @@ impl Blocks {
         })
     }
 
-    fn open_block(&mut self, needed: usize, more: usize, pool: &PacketPool) -> Option<u32> {
+    fn open_block(
+        &mut self,
+        needed: usize,
+        more: usize,
+        alone: bool,
+        pool: &PacketPool,
+    ) -> Option<u32> {
         let room = pool.room();
         let largest = pool.slab().size_classes().largest().saturating_sub(room);
         // While earlier segments are in flight, more than was announced is likely to come.
@@ -182,7 +200,7 @@ impl Blocks {
         let sizes = [wanted.max(needed), needed];
         let (buf, reserved) = sizes
             .iter()
-            .find_map(|&bytes| self.allocate(bytes, pool))
+            .find_map(|&bytes| self.allocate(bytes, alone, pool))
             .or_else(|| self.allocate_larger(needed, pool))?;
         self.last_bytes = buf.capacity() as u32;
         let block = self.add(buf, 0, reserved);
@@ -191,9 +209,14 @@ impl Blocks {
         Some(block)
     }
 
-    fn allocate(&mut self, bytes: usize, pool: &PacketPool) -> Option<(PacketBuf, usize)> {
+    fn allocate(
+        &mut self,
+        bytes: usize,
+        alone: bool,
+        pool: &PacketPool,
+    ) -> Option<(PacketBuf, usize)> {
         let reserved = pool.slab().size_classes().round_up(bytes + pool.room())?;
-        if !self.reserve(reserved) {
+        if !self.reserve(reserved, alone) {
             return None;
         }
         match pool.try_alloc(bytes) {
@@ -214,7 +237,7 @@ impl Blocks {
         }
         let buf = pool.try_alloc_or_larger(bytes, usize::MAX).ok()?;
         let reserved = buf.occupied_bytes();
-        self.reserve(reserved).then_some((buf, reserved))
+        self.reserve(reserved, true).then_some((buf, reserved))
     }
 
     fn add(&mut self, buf: PacketBuf, live: u32, reserved: usize) -> u32 {
@@ -316,8 +339,8 @@ mod tests {
     fn adjacent_segments_share_a_block_that_is_freed_with_the_last() {
         let (pool, budget) = (pool(0), MemoryBudget::new(1 << 20));
         let mut blocks = Blocks::new(budget.account());
-        let a = blocks.push(b"aaaa", 100, &pool).unwrap();
-        let b = blocks.push(b"bb", 0, &pool).unwrap();
+        let a = blocks.push(b"aaaa", 100, true, &pool).unwrap();
+        let b = blocks.push(b"bb", 0, true, &pool).unwrap();
         assert_eq!((b.block, b.offset), (a.block, a.end()));
         assert_eq!(&blocks.range(a.block, 24, 28), b"aaaa");
         assert_eq!(pool.slab().stats().in_use(), 1);
@@ -331,10 +354,10 @@ mod tests {
     fn only_the_last_segment_can_be_extended() {
         let (pool, budget) = (pool(0), MemoryBudget::new(1 << 20));
         let mut blocks = Blocks::new(budget.account());
-        let mut a = blocks.push(b"aa", 1000, &pool).unwrap();
+        let mut a = blocks.push(b"aa", 1000, true, &pool).unwrap();
         assert_eq!(blocks.extend(&mut a, b"xxxx", 5), 3);
         assert_eq!(a.len, 5);
-        let mut b = blocks.push(b"b", 0, &pool).unwrap();
+        let mut b = blocks.push(b"b", 0, true, &pool).unwrap();
         assert_eq!(blocks.extend(&mut a, b"x", 100), 0);
         assert_eq!(blocks.extend(&mut b, b"c", 100), 1);
         assert_eq!(&blocks.bytes_mut(b)[24..], b"bc");
@@ -347,14 +370,14 @@ mod tests {
         let mut packet = pool.try_alloc(900).unwrap();
         packet.resize(900, 1);
         let at = packet.as_ptr();
-        let place = blocks.adopt(packet).unwrap();
+        let place = blocks.adopt(packet, true).unwrap();
         assert_eq!(blocks.bytes_mut(place)[24..].as_ptr(), at);
         blocks.release(place);
 
         // A small message in a large chunk would pin it.
         let mut packet = pool.try_alloc(9000).unwrap();
         packet.resize(10, 1);
-        assert!(blocks.adopt(packet).is_err());
+        assert!(blocks.adopt(packet, true).is_err());
         assert_eq!((pool.slab().stats().in_use(), budget.reserved()), (0, 0));
     }
 
@@ -367,26 +390,26 @@ mod tests {
         assert!(pool.try_alloc(1400).is_err());
 
         let mut blocks = Blocks::new(budget.account());
-        let first = blocks.push(&[0; 1300], 0, &pool).unwrap();
+        let first = blocks.push(&[0; 1300], 0, true, &pool).unwrap();
         assert_eq!(budget.reserved(), 2048);
         held.pop();
-        let next = blocks.push(&[0; 1300], 0, &pool);
+        let next = blocks.push(&[0; 1300], 0, true, &pool);
         assert_eq!(
             next, None,
             "the acknowledgement of the first will free memory"
         );
         blocks.release(first);
         assert_eq!(budget.reserved(), 0);
-        assert!(blocks.push(&[0; 1300], 0, &pool).is_some());
+        assert!(blocks.push(&[0; 1300], 0, true, &pool).is_some());
     }
 
     #[test]
     fn the_budget_and_the_pool_are_limits() {
         let (pool, budget) = (pool(0), MemoryBudget::new(3000));
         let mut blocks = Blocks::new(budget.account());
-        let first = blocks.push(&[0; 1376], 100_000, &pool).unwrap();
+        let first = blocks.push(&[0; 1376], 100_000, true, &pool).unwrap();
         assert_eq!(budget.reserved(), 1536, "the smaller block was taken");
-        assert_eq!(blocks.push(&[0; 1476], 0, &pool), None);
+        assert_eq!(blocks.push(&[0; 1476], 0, true, &pool), None);
         blocks.release(first);
         assert_eq!((pool.slab().stats().in_use(), budget.reserved()), (0, 0));
     }

@@ -382,7 +382,7 @@ mod tests {
         let mut queue = SendQueue::new(first, 64, Blocks::new(budget.account()));
         let sn = |n: u32| first.wrapping_add(n);
         for n in 0..64_u8 {
-            let place = queue.blocks.push(&[n], 0, &pool).unwrap();
+            let place = queue.blocks.push(&[n], 0, true, &pool).unwrap();
             queue.push(place, 0);
             if n < 32 {
                 queue.sent(sn(n.into()), Time::ZERO, 0, first);

@@ -100,7 +100,9 @@ impl EndpointConfig {
     /// Each session reserves its smallest window: 61 440 bytes with an MTU of 1400, the default
     /// size classes and a receive window of 32 segments or more. So the default cap of 64 MiB has room for 546 sessions,
     /// and 10 000 take a cap of 1.2 GB, of which only what is used is ever resident. Windows grow within three fourths of
-    /// this memory (for a long message, in all of it), and a grown one is given back when its session is idle. A session for which there is no
+    /// this memory (for a long message, in all of it), and a grown one is given back when its session is idle. Likewise, what is sent
+    /// while nothing else is in flight may lie in all of it, and more than that in three fourths, so that peers that take
+    /// nothing leave room for new sessions. A session for which there is no
     /// memory is [refused](super::EndpointStats::refused_memory); its peer hears nothing, and times out.
     ///
     /// ```
