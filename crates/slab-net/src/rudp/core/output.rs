@@ -134,32 +134,28 @@ impl Session {
         self.rate = rate.map(|rate| rate as f32);
         let control = self.write_control(scratch);
         let control = self.write_datagrams(scratch, control);
-        let outgoing = if control > 0 {
-            let filled = self.fill_up(scratch, control);
-            Outgoing {
-                contents: &scratch[..filled],
-                segment_size: filled,
-            }
-        } else if self.next_segments_lie_apart() && scratch.len() >= 2 * self.context.config.mtu {
-            self.gather(scratch, max_datagrams)?
-        } else {
-            // The borrow has to end with this call, so the run is returned by position first.
-            let (block, start, end, segment_size) = self.run_in_place(max_datagrams)?;
-            self.count_sent((end - start) as usize, segment_size);
-            return Some(Outgoing {
-                contents: self.send.blocks.range(block, start, end),
-                segment_size,
-            });
-        };
-        self.count_sent(outgoing.contents.len(), outgoing.segment_size);
-        Some(outgoing)
+        if control > 0 {
+            return self.gather(scratch, control, 1);
+        }
+        if self.next_segments_lie_apart() && scratch.len() >= 2 * self.context.config.mtu {
+            return self.gather(scratch, 0, max_datagrams);
+        }
+        // The borrow has to end with this call, so the run is returned by position first.
+        let (block, start, end, segment_size) = self.run_in_place(max_datagrams)?;
+        self.on_sent((end - start) as usize, segment_size);
+        Some(Outgoing {
+            contents: self.send.blocks.range(block, start, end),
+            segment_size,
+        })
     }
 
-    fn count_sent(&mut self, bytes: usize, segment_size: usize) {
+    fn on_sent(&mut self, bytes: usize, segment_size: usize) {
         let datagrams = bytes.div_ceil(segment_size);
         self.stats.sent_datagrams += datagrams as u64;
         self.stats.sent_bytes += bytes as u64;
         self.path.spend(bytes, datagrams);
+        // Every segment tells the peer the window as it is now.
+        self.peer.advertised_edge = self.edge();
     }
 
     /// Bytes that may still be sent in a datagram before the peer has proved its address; `usize::MAX` once it has.
@@ -199,11 +195,7 @@ impl Session {
         {
             control.put(notice, &[]);
         }
-        let at = control.at;
-        if at > 0 {
-            self.record_advertised_edge();
-        }
-        at
+        control.at
     }
 
     fn write_acks(&mut self, control: &mut ControlWriter<'_>) {
@@ -293,11 +285,6 @@ impl Session {
         };
         control.put(header, &[]);
         self.stats.sent_segments += 1;
-    }
-
-    /// The peer is told the window as it is now.
-    fn record_advertised_edge(&mut self) {
-        self.peer.advertised_edge = self.edge();
     }
 
     /// The segment to send next: a lost one, or a new one if the windows allow it.
@@ -395,26 +382,14 @@ impl Session {
             && self.send.outstanding() >= self.window_limit() / 2
     }
 
-    /// Adds segments to a datagram whose first `at` bytes are written, while there is room; returns its length.
-    fn fill_up(&mut self, scratch: &mut [u8], mut at: usize) -> usize {
-        let limit = self.context.config.mtu.min(self.allowance());
-        while let Some(sn) = self.next_segment() {
-            let place = self.send.slot(sn).place;
-            if at + place.size() > limit {
-                break;
-            }
-            self.stamp(sn);
-            scratch[at..at + place.size()].copy_from_slice(self.send.blocks.bytes_mut(place));
-            at += place.size();
-        }
-        self.start_probing_if_blocked();
-        at
-    }
-
-    /// Copies segments to `scratch`, one behind the other.
-    fn gather<'a>(&mut self, scratch: &'a mut [u8], max_datagrams: usize) -> Option<Outgoing<'a>> {
-        let mut layout = self.layout(max_datagrams);
-        let mut at = 0;
+    /// Copies segments to `scratch`, one behind the other, and behind a datagram's first `at` bytes if these are written.
+    fn gather<'a>(
+        &mut self,
+        scratch: &'a mut [u8],
+        mut at: usize,
+        max_datagrams: usize,
+    ) -> Option<Outgoing<'a>> {
+        let mut layout = self.layout(at, max_datagrams);
         while let Some(sn) = self.next_segment() {
             let place = self.send.slot(sn).place;
             if at + place.size() > scratch.len() || !layout.add(place.size()) {
@@ -424,20 +399,22 @@ impl Session {
             scratch[at..at + place.size()].copy_from_slice(self.send.blocks.bytes_mut(place));
             at += place.size();
         }
+        self.start_probing_if_blocked();
         if at == 0 {
             return None;
         }
-        self.record_advertised_edge();
+        let segment_size = layout.segment_size();
+        self.on_sent(at, segment_size);
         Some(Outgoing {
             contents: &scratch[..at],
-            segment_size: layout.segment_size(),
+            segment_size,
         })
     }
 
     /// Stamps a run of segments that lie side by side: returns their block, where they begin and end in it, and the
     /// length of the datagrams.
     fn run_in_place(&mut self, max_datagrams: usize) -> Option<(u32, u32, u32, usize)> {
-        let mut layout = self.layout(max_datagrams);
+        let mut layout = self.layout(0, max_datagrams);
         let mut run: Option<(u32, u32, u32)> = None;
         while let Some(sn) = self.next_segment() {
             let place = self.send.slot(sn).place;
@@ -454,20 +431,20 @@ impl Session {
         }
         self.start_probing_if_blocked();
         let (block, start, end) = run?;
-        self.record_advertised_edge();
         Some((block, start, end, layout.segment_size()))
     }
 
-    fn layout(&self, max_datagrams: usize) -> Layout {
+    /// With a first datagram of which so many bytes are there already.
+    fn layout(&self, filling: usize, max_datagrams: usize) -> Layout {
         Layout {
             size: None,
-            filling: 0,
+            filling,
             datagrams: 1,
             max_datagrams: max_datagrams.max(1),
             mtu: self.context.config.mtu,
             allowance: self.allowance(),
             overhead: self.path.sent_overhead.into(),
-            total: 0,
+            total: filling,
         }
     }
 }
