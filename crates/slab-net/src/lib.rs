@@ -37,7 +37,7 @@
 //! | messages that arrive, in order | [`rudp::Endpoint`], [`rudp::Connection`] |
 //! | all of this in statistics | the crate `slab-metrics` |
 //!
-//! Events for [`tracing`] come from slow paths alone. Those of a pool may come while a session of [`rudp`] that receives is
+//! Events for [`tracing`] come from slow paths alone. Some may come while a session of [`rudp`] that sends or receives is
 //! locked, so a subscriber must not use connections of that endpoint.
 //!
 //! # Features

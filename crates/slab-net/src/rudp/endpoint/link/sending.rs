@@ -48,7 +48,10 @@ impl Link {
             return;
         }
         let pause = SCRATCH.try_with(|scratch| {
-            let scratch = &mut *scratch.borrow_mut();
+            let Ok(mut scratch) = scratch.try_borrow_mut() else {
+                return Some(Duration::ZERO);
+            };
+            let scratch = &mut **scratch;
             match &self.shared.protection {
                 Some(protection) => {
                     let Inner {
@@ -63,7 +66,8 @@ impl Link {
                 None => self.transmit_plain(inner, now, scratch),
             }
         });
-        // A thread that is exiting has lost its scratch memory; the endpoint's task has one.
+        // The endpoint's task sends, if this thread is exiting and has lost its scratch memory, or is using it: a pool may
+        // tell a subscriber of `tracing` something while a session sends, and that may use a session of another endpoint.
         if let Some(pause) = pause.unwrap_or(Some(Duration::ZERO)) {
             self.arm_at(inner, now + pause);
         }
@@ -154,5 +158,32 @@ impl Link {
     #[cold]
     pub(in super::super) fn count_lost(&self, datagrams: usize, error: Option<SendError>) {
         self.shared.table().count_send_error(datagrams, error);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::{Endpoint, EndpointConfig};
+    use super::*;
+    use crate::packet::{Packet, PacketPool};
+
+    /// A subscriber of `tracing` may send what it is told while a session of another endpoint sends.
+    #[tokio::test]
+    async fn what_is_sent_while_the_threads_memory_is_in_use_goes_out_later() {
+        let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+        let bind = || {
+            let address = "127.0.0.1:0".parse().unwrap();
+            Endpoint::bind(address, &pool, EndpointConfig::default()).unwrap()
+        };
+        let (server, client) = (bind(), bind());
+        let connection = client.connect(server.local_addr()).unwrap();
+        let sent = SCRATCH.with_borrow_mut(|_| connection.try_send(Packet::from_static(b"event")));
+        sent.unwrap();
+        let received = async { server.accept().await.unwrap().recv().await };
+        let received = tokio::time::timeout(Duration::from_secs(5), received).await;
+        assert_eq!(
+            received.expect("nobody sent it").unwrap().unwrap(),
+            b"event"[..]
+        );
     }
 }

@@ -17,15 +17,18 @@ thread_local! {
 }
 
 /// Lends this thread's memory, for as many bytes or a datagram; returns `false` if the thread is exiting and has none
-/// any more.
+/// any more, or if it is lent already: see [`Link::transmit`](super::super::link::Link::transmit).
 pub(super) fn with_gso_buffer(most: usize, act: impl FnOnce(&mut GsoBuffer)) -> bool {
     let lent = GSO_BUFFER.try_with(|buffer| {
-        let buffer = &mut *buffer.borrow_mut();
+        let Ok(mut buffer) = buffer.try_borrow_mut() else {
+            return false;
+        };
         buffer.clear();
         buffer.most = most.min(MAX_BURST_BYTES);
-        act(buffer);
+        act(&mut buffer);
+        true
     });
-    lent.is_ok()
+    lent.unwrap_or(false)
 }
 
 pub(super) struct GsoBuffer {
@@ -126,6 +129,11 @@ pub(super) struct Rest<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_lent_is_not_lent_again() {
+        assert!(with_gso_buffer(0, |_| assert!(!with_gso_buffer(0, |_| ()))));
+    }
 
     #[test]
     fn a_run_ends_behind_a_shorter_datagram_and_before_a_longer_one() {
