@@ -14,7 +14,7 @@ const MIN_MTU: usize = 64;
 const MAX_MTU: usize = 65507;
 pub(super) const MAX_WINDOW: u32 = 32768;
 /// Below the resolution of a session's clock, 1 us, it would ask all the time.
-const MIN_TIMEOUT: Duration = Duration::from_millis(1);
+pub(super) const MIN_TIMEOUT: Duration = Duration::from_millis(1);
 
 /// How a session sends when the network, rather than the peer's window, is the limit.
 ///
@@ -163,7 +163,7 @@ impl SessionConfig {
     }
 
     /// Sets after how long without a sign of life the peer is asked for one: a millisecond at least, and less than the
-    /// [idle timeout](Self::idle_timeout). Default: 15 s.
+    /// [idle timeout](Self::idle_timeout). Until it answers it is asked again after each fourth of that. Default: 15 s.
     pub fn keepalive(mut self, interval: Duration) -> Self {
         self.keepalive = interval;
         self

@@ -1,5 +1,6 @@
 //! When a session has to be called, and what it does then.
 
+use super::super::config::MIN_TIMEOUT;
 use super::super::error::CloseReason;
 use super::super::time::Time;
 use super::super::wire::HEADER_BYTES;
@@ -16,6 +17,8 @@ const PROBE_LONGEST: NonZeroU32 = NonZeroU32::new(10_000).unwrap();
 /// The first and the longest wait between attempts to grow a window that a message fills.
 const GROW_RETRY_FIRST: Duration = Duration::from_millis(20);
 const GROW_RETRY_LONGEST: Duration = Duration::from_secs(1);
+/// How much sooner a silent peer is asked for a sign of life again than it was at first.
+const KEEPALIVE_REPEATS: u32 = 4;
 /// Segments sent again at each time-out. Their acknowledgements tell what else is lost.
 const PROBES_PER_TIMEOUT: usize = 4;
 
@@ -172,7 +175,9 @@ impl Session {
         }
         if self.keepalive_at <= now {
             self.send_wask = true;
-            self.keepalive_at = now + self.context.config.keepalive;
+            // Sooner than at first: a question or its answer is soon lost, and three in a row are now and then.
+            let again = self.context.config.keepalive / KEEPALIVE_REPEATS;
+            self.keepalive_at = now + again.max(MIN_TIMEOUT);
             self.shrink();
         }
         if let Some((at, wait)) = self.probe

@@ -97,6 +97,35 @@ fn an_idle_session_is_called_only_for_its_keepalive() {
     assert!(pair.ends.iter().all(|end| end.ended().is_none()));
 }
 
+/// A peer of another implementation says nothing by itself. Where the path loses one datagram in ten, one of five
+/// questions has no answer.
+#[test]
+fn a_question_for_a_sign_of_life_is_repeated_often() {
+    let pool = PacketPool::builder().max_memory(4 << 20).build().unwrap();
+    let budget = MemoryBudget::new(4 << 20);
+    let (config, mut now) = (SessionConfig::fast(), Time::ZERO);
+    let mut session = Session::open(1, &config, Side::Client, &pool, &budget, 5, now).unwrap();
+    let mut scratch = [0; 2048];
+    let mut questions = |session: &mut Session, now| {
+        let asks =
+            core::iter::from_fn(|| Some(session.poll_transmit(now, &mut scratch, 1)?.datagrams()));
+        asks.sum::<usize>()
+    };
+    assert_eq!(questions(&mut session, now), 1);
+    let mut answer = [0; HEADER_BYTES];
+    session.header(Command::TellWindow).encode(&mut answer);
+    let answer = pool.try_copy_from_slice(&answer).unwrap();
+    session.handle_datagram(now, answer).unwrap();
+    let mut asked = 0;
+    while let Some(next) = session.poll_timeout() {
+        now = next;
+        session.handle_timeout(now);
+        asked += questions(&mut session, now);
+    }
+    assert_eq!(now, Time::ZERO + config.idle_timeout);
+    assert_eq!(asked, 12);
+}
+
 #[test]
 fn a_close_notice_is_repeated_until_it_arrives_or_the_linger_time_is_over() {
     for dead_for in [4 * SECOND, 20 * SECOND] {
