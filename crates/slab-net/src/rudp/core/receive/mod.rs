@@ -194,7 +194,8 @@ impl ReceiveQueue {
         if self.narrowed {
             return self.first_window();
         }
-        self.limit() - self.unread()
+        let told = self.window().saturating_sub(self.deferred);
+        told.saturating_sub(self.unread())
     }
 
     fn first_window(&self) -> u32 {
@@ -257,8 +258,9 @@ impl ReceiveQueue {
         self.at_end
     }
 
+    /// The window that the peer is told of. There may be more: see `grow_beyond_edge`.
     pub(super) fn window(&self) -> u32 {
-        self.window
+        self.window.min(self.max_window)
     }
 
     /// The size of the chunk that the longest segment takes, in bytes.
@@ -290,7 +292,7 @@ impl ReceiveQueue {
 
     /// Is the window as large as it will ever be?
     pub(super) fn is_largest(&self) -> bool {
-        self.window == self.max_window
+        self.window >= self.max_window
     }
 
     /// Grows the window if a message fills it: for all of that message or not at all. Two messages that had each
@@ -350,6 +352,25 @@ impl ReceiveQueue {
         }
     }
 
+    /// Makes room, if there is memory to spare, for a segment beyond the edge that C's ikcp would take: that takes a
+    /// whole window from the next one on, whatever is unread. Its senders rely on that. They put 128 segments in flight
+    /// before they know the window, and add a window told earlier to a later `una` if the path does not keep order. If
+    /// those were dropped, they would come again after twice the time each time, and whatever is behind them would wait
+    /// for that long after the reader has made room.
+    fn grow_beyond_edge(&mut self, sn: u32) {
+        let (needed, most) = (
+            diff(sn, self.read) as u32 + 1 + self.deferred,
+            2 * self.max_window,
+        );
+        let takes = (self.offset(sn) as u32) < self.max_window && needed <= most;
+        if self.may_grow && takes && needed > self.window {
+            self.try_grow(
+                (2 * self.window).clamp(needed, most),
+                Account::reserve_spare,
+            );
+        }
+    }
+
     /// Grows the window to `larger`, or counts that the budget refused.
     fn try_grow(&mut self, larger: u32, reserve: fn(&mut Account, usize) -> bool) -> bool {
         if larger <= self.window {
@@ -392,6 +413,7 @@ impl ReceiveQueue {
             if !batch.window_is_full {
                 self.copy_out_of_buffers(pool);
                 batch.open = None;
+                self.grow_beyond_edge(sn);
             }
             if ahead as u32 >= self.limit() {
                 batch.window_is_full = true;

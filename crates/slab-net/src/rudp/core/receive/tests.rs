@@ -74,6 +74,35 @@ fn order_is_restored_and_duplicates_and_segments_beyond_are_refused() {
     assert_eq!((budget.reserved(), pool.slab().stats().in_use()), (0, 0));
 }
 
+/// C's ikcp and the crate `kcp` send them, and send them again after twice the time each time.
+#[test]
+fn segments_beyond_the_edge_but_within_a_window_of_the_next_are_taken_if_there_is_memory() {
+    let pool = pool();
+    let (mut queue, budget) = queue(32, 64);
+    queue.set_may_grow(false);
+    assert_eq!(put(&mut queue, 32, 0, &pool), Inserted::BeyondWindow);
+    queue.set_may_grow(true);
+    // Before it knew the window.
+    assert_eq!(put(&mut queue, 64, 0, &pool), Inserted::BeyondWindow);
+    assert_eq!(put(&mut queue, 63, 0, &pool), Inserted::OutOfOrder);
+    for sn in 0..63 {
+        put(&mut queue, sn, 0, &pool);
+    }
+    // The reader takes nothing, and the peer goes by an earlier window.
+    assert_eq!((queue.unread(), queue.advertised()), (64, 0));
+    for sn in 64..128 {
+        assert_eq!(put(&mut queue, sn, 0, &pool), Inserted::InOrder);
+        assert_eq!(queue.advertised(), 0, "but no more is promised");
+    }
+    assert_eq!(put(&mut queue, 128, 0, &pool), Inserted::BeyondWindow);
+    assert!(budget.reserved() >= 128 * SLOT);
+    while queue.pop().is_some() {}
+    assert_eq!((queue.advertised(), queue.is_grown_and_empty()), (64, true));
+    queue.narrow();
+    queue.apply_narrow();
+    assert_eq!(budget.reserved(), reservation(32, SLOT));
+}
+
 /// It came before all that it follows, and takes no memory; if it fell out of the window, the queue would never get
 /// past it.
 #[test]
@@ -586,6 +615,7 @@ fn copying_out_of_buffers_in_part_promises_no_more_than_is_reserved() {
 fn a_full_window_is_searched_for_room_once_a_batch() {
     let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
     let (mut queue, _budget) = queue(32, 32);
+    queue.set_may_grow(false);
     let buffer = pool.try_copy_from_slice(&[7; 8192]).unwrap();
     let mut batch = BatchBuffer::default();
     let insert = |queue: &mut ReceiveQueue, sn: u32, batch: &mut BatchBuffer| {
