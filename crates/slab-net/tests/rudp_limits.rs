@@ -618,3 +618,24 @@ async fn two_servers_that_are_set_on_each_other_let_go() {
     }
     assert_eq!((first.stats().opened, second.stats().opened), (1, 1));
 }
+
+/// The peer's first answer comes later, and shows that it has let us in: it would keep the session for as long as a
+/// stranger may be silent.
+#[tokio::test]
+async fn a_session_aborted_before_the_first_answer_is_reset_by_that() {
+    let pool = pool();
+    let session = SessionConfig::fast().unproved_timeout(Duration::from_secs(600));
+    let bind = || Endpoint::bind(any(), &pool, EndpointConfig::new(session)).unwrap();
+    for is_kept in [true, false] {
+        let (server, here) = (bind(), bind());
+        let client = here.connect(server.local_addr()).unwrap();
+        client.send_slice(b"hello").await.unwrap();
+        client.abort();
+        let _kept = is_kept.then_some(client);
+        wait_until(&server, "reset", |server| {
+            let stats = server.stats();
+            (stats.opened, stats.sessions) == (1, 0)
+        })
+        .await;
+    }
+}

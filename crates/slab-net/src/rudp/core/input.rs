@@ -91,11 +91,25 @@ impl Session {
             return Ok(());
         }
         let missed_the_end = self.ended().is_some() && needs_reminder(&datagram);
+        if missed_the_end {
+            self.learn_token(&datagram);
+        }
         self.apply(datagram, batch);
         if missed_the_end {
             self.queue_reminder();
         }
         Ok(())
+    }
+
+    /// An end that was aborted before it had heard anything can tell its peer by the token in its first answer, in which
+    /// an acknowledgement comes first: behind that, nothing is looked at any more.
+    fn learn_token(&mut self, datagram: &[u8]) {
+        let mut headers = segments(datagram).flatten().map(|(header, _)| header);
+        let asks = |header: &Header| header.cmd == Command::AskWindow && header.frg == OURS;
+        if let Some(asked) = headers.find(asks) {
+            self.peer.token = asked.ts;
+            self.peer.has_token = true;
+        }
     }
 
     /// A segment that seems forged may be the peer's own, if somebody asked in our name and gave it another token:

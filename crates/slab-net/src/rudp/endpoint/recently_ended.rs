@@ -64,6 +64,12 @@ impl RecentlyEnded {
         ended.is_some_and(|ended| ended.until > now)
     }
 
+    /// Is there anything to tell the peer of an ended session?
+    pub(super) fn has_notice(&self, key: &Key) -> bool {
+        let ended = self.sessions.get(key);
+        ended.is_some_and(|ended| ended.notice.is_some())
+    }
+
     /// Returns what to answer to a peer that has not noticed the end, unless that was sent a moment ago.
     pub(super) fn reminder(&mut self, key: &Key, now: Time) -> Option<Header> {
         let ended = self.sessions.get_mut(key)?;

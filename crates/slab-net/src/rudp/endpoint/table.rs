@@ -276,7 +276,8 @@ impl Table {
     }
 
     /// The answer to a datagram for a session that ended a short time ago, or that is not known, if its sender has not
-    /// noticed. One that ended with an unproved address is as one that is not known: only a question is answered.
+    /// noticed. One that ended with an unproved address, or before anything had come from its peer that a notice could
+    /// prove itself by, is as one that is not known: only a question is answered.
     pub(super) fn reminder(
         &mut self,
         peer: SocketAddr,
@@ -288,7 +289,8 @@ impl Table {
         if !needs_reminder(datagram) {
             return None;
         }
-        match self.recently_ended.contains(&key, now) {
+        let ended = &self.recently_ended;
+        match ended.contains(&key, now) && ended.has_notice(&key) {
             true => self.recently_ended.reminder(&key, now),
             false => not_known(datagram),
         }
