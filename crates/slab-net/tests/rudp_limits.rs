@@ -375,6 +375,35 @@ async fn sessions_beyond_the_memory_budget_are_refused_and_counted() {
     drop(first);
 }
 
+/// As many peers as there is memory for may ask at once; who lets them in has to be able to answer.
+#[tokio::test]
+async fn peers_that_take_all_the_memory_for_sessions_can_be_answered() {
+    let pool = pool();
+    let config = fast().max_memory(16 * OPENING_BYTES).require_cookie(true);
+    let server = Endpoint::bind(any(), &pool, config).unwrap();
+    let here = Endpoint::bind(any(), &pool, fast()).unwrap();
+    let clients: Vec<_> = (0..20)
+        .map(|_| here.connect(server.local_addr()).unwrap())
+        .collect();
+    for client in &clients {
+        client.send_slice(b"question").await.unwrap();
+    }
+    wait_until(&server, "refused", |server| {
+        server.stats().refused_memory > 6
+    })
+    .await;
+    let mut answered = 0;
+    while answered < server.stats().sessions {
+        let peer = accept(&server).await;
+        assert_eq!(recv(&peer).await, b"question");
+        peer.send_slice(&[7; 30_000]).await.unwrap();
+        assert_eq!(timeout(TIMEOUT, peer.finish()).await.unwrap(), Ok(()));
+        answered += 1;
+        std::mem::forget(peer); // it stays
+    }
+    assert!((12..=15).contains(&answered), "{answered}");
+}
+
 #[tokio::test]
 async fn datagrams_that_open_no_session_are_counted() {
     let pool = pool();

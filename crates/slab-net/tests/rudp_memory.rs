@@ -401,7 +401,7 @@ async fn a_message_above_the_largest_class_without_heap_ends_the_session() {
 fn a_message_waits_for_memory_to_grow_its_window_but_not_for_ever() {
     for comes_back in [true, false] {
         let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
-        let budget = MemoryBudget::new(140_000);
+        let budget = MemoryBudget::new(160_000);
         let config = SessionConfig::fast();
         let of_others = MemoryBudget::new(8 << 20);
         let mut now = Time::ZERO;

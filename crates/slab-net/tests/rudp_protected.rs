@@ -301,9 +301,10 @@ async fn an_endpoint_refuses_datagrams_that_it_sealed_itself() {
 async fn a_client_is_refused_if_nobody_listens() {
     for kind in KINDS {
         let pool = pool();
-        let gone = UdpSocket::bind(any()).await.unwrap();
-        let peer = gone.local_addr().unwrap();
-        drop(gone);
+        // Keeps the port from others, and takes nothing from the client.
+        let occupied = UdpSocket::bind(any()).await.unwrap();
+        occupied.connect("127.0.0.1:9").await.unwrap();
+        let peer = occupied.local_addr().unwrap();
         let config = kind.config(SessionConfig::fast());
         let client = Connection::connect(peer, &pool, config).unwrap();
         client.send_slice(b"hello").await.unwrap();

@@ -83,6 +83,14 @@ impl Account {
         self.reserve_within(limit - limit / 4, bytes)
     }
 
+    /// As [`reserve`](Self::reserve), for what a peer may send: leaves an eighth of the limit to what is sent to peers.
+    /// Windows that had taken all of it would let their peers ask, and nobody answer. Alone, a session may take all.
+    pub(super) fn reserve_promise(&mut self, bytes: usize) -> bool {
+        let limit = self.budget.limit();
+        self.reserve_within(limit - limit / 8, bytes)
+            || self.budget.reserved() == self.bytes && self.reserve(bytes)
+    }
+
     fn reserve_within(&mut self, limit: usize, bytes: usize) -> bool {
         let inner = &*self.budget.inner;
         let reserved =
@@ -138,5 +146,11 @@ mod tests {
         assert_eq!(budget.reserved(), 0);
         let mut c = budget.account();
         assert!(c.reserve_spare(75) && !c.reserve_spare(1) && c.reserve(25));
+        drop(c);
+        let (mut one, mut other) = (budget.account(), budget.account());
+        assert!(one.reserve_promise(88) && one.reserve_promise(12), "alone");
+        one.release(50);
+        assert!(!other.reserve_promise(39) && other.reserve_promise(38));
+        assert!(!one.reserve_promise(1) && one.reserve(12));
     }
 }

@@ -105,14 +105,16 @@ impl SessionConfig {
     }
 
     /// Sets the most segments in flight, and the most segments received and not yet read. A session reserves memory
-    /// for its receive window only as the traffic needs it. 1 to 32 768; default: 128 each.
+    /// for its receive window only as the traffic needs it. 1 to 32 768; default: 128 each. What a peer sends beyond the
+    /// window that it was told is taken, too, as other implementations do, if its address is proved and there is memory to
+    /// spare: up to as much again.
     ///
     /// On paths with a round trip of less than an interval, a send window below 16 is slow: the peer acknowledges at
     /// every 16th segment, or after a quarter of an [`interval`](Self::interval), 10 ms at most.
     ///
     /// A peer assumes a receive window of 32 until it is told another (C's ikcp and the crate `kcp`: of 128). If it is
     /// smaller, and the peer's first message is longer, that is refused however often it is sent, and nothing behind it
-    /// can be read.
+    /// can be read. A first burst of these two that does not fit comes again ever later: for them, 128 or more is best.
     pub fn window(mut self, send: u32, recv: u32) -> Self {
         self.send_window = send;
         self.recv_window = recv;

@@ -98,11 +98,14 @@ impl EndpointConfig {
     /// from that rest, and waits while there is none.
     ///
     /// Each session reserves its smallest window: 61 440 bytes with an MTU of 1400, the default
-    /// size classes and a receive window of 32 segments or more. So the default cap of 64 MiB has room for 546 sessions,
-    /// and 10 000 take a cap of 1.2 GB, of which only what is used is ever resident. Windows grow within three fourths of
-    /// this memory (for a long message, in all of it), and a grown one is given back when its session is idle. Likewise, what is sent
-    /// while nothing else is in flight may lie in all of it, and more than that in three fourths, so that peers that take
-    /// nothing leave room for new sessions. A session for which there is no
+    /// size classes and a receive window of 32 segments or more. An eighth of this memory is left to what the sessions
+    /// send: who lets peers in has to be able to answer them. So the default cap of 64 MiB has room for 477 sessions,
+    /// and 10 000 take a cap of 1.4 GB, of which only what is used is ever resident.
+    ///
+    /// Windows grow within three fourths of this memory (for a long message, in seven eighths), and a grown one is given
+    /// back when its session is idle. Likewise, what is sent while nothing else is in flight may lie in all of it, and
+    /// more than that in three fourths, so that peers that take nothing leave room for new sessions. A session for which
+    /// there is no
     /// memory is [refused](super::EndpointStats::refused_memory); its peer hears nothing, and times out.
     ///
     /// ```
@@ -116,7 +119,7 @@ impl EndpointConfig {
     /// let endpoint = Endpoint::bind("127.0.0.1:0".parse()?, &pool, config)?;
     /// # let peer = std::net::UdpSocket::bind("127.0.0.1:0")?.local_addr()?;
     /// let sessions: Vec<_> = std::iter::from_fn(|| endpoint.connect(peer).ok()).collect();
-    /// assert_eq!(sessions.len(), 546); // (64 << 20) / 2 / 61_440
+    /// assert_eq!(sessions.len(), 477); // (64 << 20) / 2 * 7 / 8 / 61_440
     /// # Ok(())
     /// # }
     /// ```

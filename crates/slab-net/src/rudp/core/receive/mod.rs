@@ -154,7 +154,7 @@ impl ReceiveQueue {
         mut account: Account,
     ) -> Option<Self> {
         let window = window.min(max_window);
-        if !account.reserve(reservation(window, slot)) {
+        if !account.reserve_promise(reservation(window, slot)) {
             return None;
         }
         Some(Self {
@@ -304,7 +304,7 @@ impl ReceiveQueue {
         let whole = (self.window + u32::from(self.to_follow)).min(self.max_window);
         let roomy = (self.window * 2).min(self.max_window).max(whole);
         if roomy == whole || !self.try_grow(roomy, Account::reserve_spare) {
-            self.try_grow(whole, Account::reserve);
+            self.try_grow(whole, Account::reserve_promise);
         }
     }
 

@@ -409,11 +409,12 @@ fn a_message_that_fills_the_window_makes_it_grow_to_its_maximum() {
     assert!(queue.is_filled_by_message() && queue.is_largest());
 }
 
-/// A budget of 12 segments: two windows of 4, and what the one message that is not too long needs.
+/// A budget of 12 segments, less what is left for sending: two windows of 4, and what the one message that is not too
+/// long needs.
 #[test]
 fn the_window_grows_for_a_whole_message_or_not_at_all() {
     let pool = pool();
-    let budget = MemoryBudget::new(reservation(12, SLOT));
+    let budget = MemoryBudget::new(reservation(14, SLOT));
     let mut queues =
         [(); 2].map(|()| ReceiveQueue::new(0, (4, 64), SLOT, budget.account()).unwrap());
     for (queue, segments) in queues.iter_mut().zip([9, 8]) {
@@ -424,7 +425,7 @@ fn the_window_grows_for_a_whole_message_or_not_at_all() {
     }
     let windows = queues.each_ref().map(ReceiveQueue::window);
     assert_eq!((windows, queues[0].growth_refused), ([4, 8], 1));
-    assert_eq!(budget.reserved(), budget.limit());
+    assert_eq!(budget.reserved(), reservation(12, SLOT));
     // There is not always room to double it.
     let budget = MemoryBudget::new(reservation(6, SLOT));
     let mut queue = ReceiveQueue::new(0, (4, 64), SLOT, budget.account()).unwrap();

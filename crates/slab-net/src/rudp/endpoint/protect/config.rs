@@ -9,6 +9,7 @@ use crate::rudp::config::SessionConfig;
 use crate::rudp::crypto::{AesGcm, NONCE_BYTES, TAG_BYTES};
 #[cfg(feature = "fec")]
 use crate::rudp::fec::{Code, FEC_HEADER_BYTES, FecShards, max_kept_shards};
+#[cfg(feature = "fec")]
 use std::sync::Arc;
 
 #[derive(Debug, Clone, Default)]
