@@ -13,7 +13,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 /// A typed slab for a `static`: opened when it is first used, never closed.
 ///
 /// In a library that programs load and unload, each load would so leave a pool behind: keep a
-/// [`Slab`](crate::Slab) in a `Mutex<Option<_>>` there, and take it out before the library goes.
+/// [`Slab`] in a `Mutex<Option<_>>` there, and take it out before the library goes.
 ///
 /// ```
 /// use slab_core::StaticSlab;
