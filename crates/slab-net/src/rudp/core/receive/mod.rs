@@ -283,11 +283,11 @@ impl ReceiveQueue {
         self.account.bytes()
     }
 
-    /// Does an incomplete message fill the window, so that it cannot become complete while the window stays as it
-    /// is?
+    /// Does an incomplete message fill the window that the peer is told of, so that it cannot become complete while that
+    /// stays as it is?
     #[inline]
     pub(super) fn is_filled_by_message(&self) -> bool {
-        self.complete == 0 && self.readable() == self.window && self.deferred == 0
+        self.complete == 0 && self.readable() >= self.window() && self.deferred == 0
     }
 
     /// Is the window as large as it will ever be?
@@ -358,16 +358,12 @@ impl ReceiveQueue {
     /// those were dropped, they would come again after twice the time each time, and whatever is behind them would wait
     /// for that long after the reader has made room.
     fn grow_beyond_edge(&mut self, sn: u32) {
-        let (needed, most) = (
-            diff(sn, self.read) as u32 + 1 + self.deferred,
-            2 * self.max_window,
-        );
+        let needed = diff(sn, self.read) as u32 + 1 + self.deferred;
+        let most = 2 * self.max_window;
         let takes = (self.offset(sn) as u32) < self.max_window && needed <= most;
         if self.may_grow && takes && needed > self.window {
-            self.try_grow(
-                (2 * self.window).clamp(needed, most),
-                Account::reserve_spare,
-            );
+            let roomy = (2 * self.window).clamp(needed, most);
+            self.try_grow(roomy, Account::reserve_spare);
         }
     }
 

@@ -103,6 +103,23 @@ fn segments_beyond_the_edge_but_within_a_window_of_the_next_are_taken_if_there_i
     assert_eq!(budget.reserved(), reservation(32, SLOT));
 }
 
+/// The peer is told of no more, and may go by that: it would wait, and so would the reader.
+#[test]
+fn a_message_fills_the_window_although_there_is_more_room() {
+    let pool = pool();
+    let (mut queue, _budget) = queue(4, 4);
+    put(&mut queue, 0, 0, &pool);
+    assert_eq!(put(&mut queue, 4, 6, &pool), Inserted::OutOfOrder);
+    assert!(queue.pop().is_some());
+    for (sn, frg) in [(1, 9), (2, 8)] {
+        put(&mut queue, sn, frg, &pool);
+    }
+    assert!(!queue.is_filled_by_message());
+    put(&mut queue, 3, 7, &pool);
+    assert_eq!((queue.advertised(), queue.window), (0, 8));
+    assert!(queue.is_filled_by_message() && queue.is_largest());
+}
+
 /// It came before all that it follows, and takes no memory; if it fell out of the window, the queue would never get
 /// past it.
 #[test]
