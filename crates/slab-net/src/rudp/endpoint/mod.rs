@@ -214,7 +214,7 @@ impl Endpoint {
             if cfg!(any(target_os = "linux", windows)) {
                 receiver = receiver.connect(peer);
             }
-            receiver.bind(any)
+            bind_apart(peer, || receiver.clone().bind(any))
         })
     }
 
@@ -377,6 +377,20 @@ impl Connection {
     }
 }
 
+/// Binds a second socket if the first one has the peer's own address, as the system picks it now and then if nobody is
+/// there: it would hear itself, and keep the port from who is to listen there.
+fn bind_apart(
+    peer: SocketAddr,
+    bind: impl Fn() -> Result<UdpReceiver, BindError>,
+) -> Result<UdpReceiver, BindError> {
+    let first = bind()?;
+    if first.local_addr() != peer {
+        return Ok(first);
+    }
+    // The first keeps the port meanwhile.
+    bind()
+}
+
 /// For options of the socket. Its mode (non-blocking), and all options that decide what the system reports with a
 /// datagram, are the endpoint's; who reads from it takes datagrams from the sessions.
 #[cfg(unix)]
@@ -400,5 +414,30 @@ impl fmt::Debug for Endpoint {
             .field("address", &self.local_addr())
             .field("stats", &self.stats())
             .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::cell::Cell;
+
+    #[tokio::test]
+    async fn a_client_does_not_take_the_address_of_its_peer() {
+        let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+        let any = (Ipv4Addr::LOCALHOST, 0).into();
+        // Nobody listens there any more.
+        let peer = UdpReceiver::bind(any, &pool).unwrap().local_addr();
+        let picks = Cell::new(0);
+        let bind = || {
+            picks.set(picks.get() + 1);
+            let picked = if picks.get() == 1 { peer } else { any };
+            UdpReceiver::bind(picked, &pool)
+        };
+        let apart = bind_apart(peer, bind).unwrap();
+        assert_ne!(apart.local_addr(), peer);
+        assert_eq!(picks.get(), 2);
+        bind_apart(peer, bind).unwrap();
+        assert_eq!(picks.get(), 3);
     }
 }
