@@ -1,7 +1,7 @@
 //! Batches that are made without a socket, as a test of consuming code makes them.
 
-use slab_net::pipeline::{Overflow, queue};
-use slab_net::udp::{BatchError, Ecn, PacketBatch};
+use slab_net::pipeline::{Overflow, flow_queues, queue};
+use slab_net::udp::{BatchError, Ecn, PacketBatch, UdpReceiver};
 use slab_net::{AllocError, PacketPool};
 use std::error::Error as _;
 use std::net::SocketAddr;
@@ -155,4 +155,32 @@ async fn a_consumer_can_be_tested_without_a_socket() {
         (stats.dropped_queue_full, stats.dropped_queue_full_bytes),
         (2, 7)
     );
+}
+
+/// Types of a program hold these, and are printed when a test fails.
+#[tokio::test]
+async fn debug_output_is_short_and_shows_no_payload() {
+    let pool = PacketPool::builder().max_memory(1 << 20).build().unwrap();
+    let any = "127.0.0.1:0".parse().unwrap();
+    let receiver = UdpReceiver::bind(any, &pool).unwrap();
+    let address = receiver.local_addr().to_string();
+    let batch = PacketBatch::try_copy_from_slice(&pool, &[7; 60_000], 1000, any).unwrap();
+    let iter = format!("{:?}", batch.iter());
+    let (sender, queued) = queue(4.try_into().unwrap(), Overflow::DropOldest);
+    sender.send(batch).await.unwrap();
+    let two = 2.try_into().unwrap();
+    let flows = flow_queues(two, two, Overflow::Wait);
+    let printed = [
+        format!("{receiver:?}"),
+        format!("{:?}", receiver.sender()),
+        format!("{sender:?}"),
+        format!("{queued:?}"),
+        format!("{flows:?}"),
+        iter,
+    ];
+    for text in &printed {
+        assert!(text.len() < 1000, "{text}");
+    }
+    assert!(printed[..2].iter().all(|text| text.contains(&address)));
+    assert!(printed[3].contains("len: 1"), "{}", printed[3]);
 }

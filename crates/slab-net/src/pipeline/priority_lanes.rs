@@ -13,7 +13,6 @@
 
 use crate::atomics::{AtomicUsize, Ordering};
 use crate::udp::PacketBatch;
-use core::fmt;
 use crossbeam_queue::ArrayQueue;
 
 /// The priority of a batch: the lowest is dropped first when a queue is full, the highest is delivered
@@ -106,14 +105,5 @@ impl PriorityLanes {
     fn push_to(&self, lane: usize, batch: PacketBatch) {
         let refused = self.lanes[lane].push(batch);
         debug_assert!(refused.is_ok(), "a place was reserved");
-    }
-}
-
-impl fmt::Debug for PriorityLanes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PriorityLanes")
-            .field("count", &self.count)
-            .field("capacity", &self.capacity)
-            .finish_non_exhaustive()
     }
 }

@@ -12,6 +12,7 @@ use super::sys::Received;
 use super::tally::{Amount, bump};
 use crate::packet::PacketPool;
 use arrayvec::ArrayVec;
+use core::fmt;
 use slab_core::{AllocError, Chunk, SlabPool};
 use std::collections::VecDeque;
 use std::io;
@@ -36,7 +37,6 @@ pub(super) struct Drops {
 }
 
 /// Everything in a receiver except the socket: buffers, and batches not yet returned.
-#[derive(Debug)]
 pub(super) struct Reader {
     /// Not the slab pool alone: whoever makes a received packet grow counts on the packet pool's settings.
     pool: PacketPool,
@@ -53,6 +53,15 @@ pub(super) struct Reader {
     no_memory: DropEpisode,
     truncated: DropEpisode,
     kernel: DropEpisode,
+}
+
+impl fmt::Debug for Reader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reader")
+            .field("pool", &self.pool)
+            .field("ready", &self.ready.len())
+            .finish_non_exhaustive()
+    }
 }
 
 impl Reader {

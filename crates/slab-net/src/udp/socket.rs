@@ -4,6 +4,7 @@ use super::error::BindError;
 use super::io::Io;
 use super::stats::SocketCounters;
 use super::sys::{Backend, Features, is_icmp_error};
+use core::fmt;
 use socket2::{Domain, Protocol, SockRef, Type};
 use std::io;
 use std::net::SocketAddr;
@@ -145,12 +146,19 @@ impl BoundSocket {
     }
 }
 
-#[derive(Debug)]
 pub(super) struct Socket {
     pub(super) io: Io,
     pub(super) backend: Backend,
     pub(super) address: SocketAddr,
     pub(super) counters: Arc<SocketCounters>,
+}
+
+impl fmt::Debug for Socket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Socket")
+            .field("address", &self.address)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Socket {

@@ -7,12 +7,12 @@ use super::Overflow;
 use crate::atomics::{AtomicBool, AtomicUsize, Ordering};
 use crate::finish::finish;
 use crate::udp::{Amount, DropEpisode, PacketBatch};
+use core::fmt;
 use core::num::NonZeroUsize;
 use crossbeam_queue::ArrayQueue;
 use std::sync::Arc;
 
 /// Where the batches are stored.
-#[derive(Debug)]
 #[expect(
     clippy::large_enum_variant,
     reason = "there is one for each queue, and the plain queue has no further indirection"
@@ -22,7 +22,6 @@ pub(super) enum Store {
     Priority(Box<PriorityLanes>),
 }
 
-#[derive(Debug)]
 pub(in crate::pipeline) struct Shared {
     store: Store,
     /// Where consumers wait for a batch, or for the end of the last sender.
@@ -40,6 +39,15 @@ pub(in crate::pipeline) struct Shared {
     /// Drops of arriving batches, and of queued ones.
     refusing: DropEpisode,
     evicting: DropEpisode,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Queue")
+            .field("capacity", &self.counters.capacity_batches)
+            .field("len", &self.len())
+            .finish_non_exhaustive()
+    }
 }
 
 impl Shared {

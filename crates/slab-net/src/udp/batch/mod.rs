@@ -361,12 +361,20 @@ pub(super) fn segments(len: usize, stride: usize) -> usize {
 }
 
 /// An iterator over the borrowed datagrams of a batch, from [`PacketBatch::iter`].
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Iter<'a> {
     rest: &'a [u8],
     stride: usize,
     left: usize,
     meta: &'a Metadata,
+}
+
+impl fmt::Debug for Iter<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Iter")
+            .field("left", &self.left)
+            .finish_non_exhaustive()
+    }
 }
 
 impl<'a> Iterator for Iter<'a> {
