@@ -3,6 +3,7 @@
 use crate::pool::inner::Inner;
 use crate::pool::stats::{ClassStats, PoolStats};
 use crate::reclaim::SlabLayer;
+use crate::singles::SinglesCount;
 use crate::slab::ClassSlabs;
 use crate::sync::Ordering;
 use crate::thread_cache::magazine::Tally;
@@ -33,11 +34,10 @@ struct ChunkCounts {
 }
 
 impl Inner {
-    /// Adds up one class.
+    /// Adds up one class, of which so much is in its stack or ring.
     #[inline(always)]
-    pub(crate) fn tally(&self, registry: &Registry, class: u8) -> Tally {
+    pub(crate) fn tally(&self, registry: &Registry, class: u8, singles: SinglesCount) -> Tally {
         let uncached = &self.uncached[usize::from(class)];
-        let singles = self.count_singles(class);
         let mut tally = Tally {
             frees: uncached.frees.load(Ordering::Relaxed) + singles.frees,
             from_depot: uncached.from_depot.load(Ordering::Relaxed) + singles.allocs,
@@ -76,7 +76,7 @@ impl Inner {
         let registry = self.registry.lock();
         assert_eq!(in_use.len(), self.classes.count());
         for (class, &in_use) in (0..).zip(in_use) {
-            let tally = self.tally(&registry, class);
+            let tally = self.tally(&registry, class, self.count_singles(class));
             let in_depot = self.depot.chunks(class) + tally.singles;
             let out = layer.slabs.class(class).out();
             assert_eq!(
@@ -141,7 +141,7 @@ impl Inner {
         let mut layer = self.slabs.lock();
         let registry = self.registry.lock();
         layer.slabs.set_threads(registry.len());
-        let tally = self.tally(&registry, class);
+        let tally = self.tally(&registry, class, self.count_singles(class));
         drop(registry);
         let counts = self.count_chunks(layer.slabs.class(class), class, &tally);
         self.raise_in_use_peak(&layer, class, counts.in_use);
@@ -189,15 +189,22 @@ impl Inner {
         let rows = stats.classes.as_mut_ptr().cast::<MaybeUninit<ClassStats>>();
         // SAFETY: there are at most as many classes as it has room for.
         let rows = unsafe { core::slice::from_raw_parts_mut(rows, count) };
-        for (class, row) in (0..).zip(rows) {
-            self.write_class_stats(row, &layer, &registry, class);
+        // Asked once: to ask for each class takes a twentieth of a snapshot, mostly for want of registers.
+        if self.has_magazines() {
+            for (class, row) in (0..).zip(rows) {
+                self.write_class_stats::<true>(row, &layer, &registry, class);
+            }
+        } else {
+            for (class, row) in (0..).zip(rows) {
+                self.write_class_stats::<false>(row, &layer, &registry, class);
+            }
         }
         // SAFETY: as many were written.
         unsafe { stats.classes.set_len(count) };
     }
 
     #[inline(always)]
-    fn write_class_stats(
+    fn write_class_stats<const MAGAZINES: bool>(
         &self,
         to: &mut MaybeUninit<ClassStats>,
         layer: &SlabLayer,
@@ -207,12 +214,16 @@ impl Inner {
         let geometry = self.classes.geometry(class);
         let owned = layer.slabs.class(class);
         let uncached = &self.uncached[usize::from(class)];
-        let committed = owned.slabs * u64::from(geometry.chunks_per_slab);
-        let tally = self.tally(registry, class);
+        let singles = if MAGAZINES {
+            SinglesCount::default()
+        } else {
+            self.count_singles(class)
+        };
+        let tally = self.tally(registry, class, singles);
         let counts = self.count_chunks(owned, class, &tally);
         // Without magazines each one was counted where it was served. Derived, one whose free is under way
         // would be taken for two, the second from a magazine.
-        let allocs = if self.has_magazines() {
+        let allocs = if MAGAZINES {
             tally.frees + counts.in_use
         } else {
             tally.from_depot + tally.from_slab
@@ -233,8 +244,8 @@ impl Inner {
                 allocs_from_magazine: self.allocs_from_magazine(layer, class, allocs, &tally),
                 chunk_bytes: geometry.bytes,
                 committed_bytes: owned.slabs as usize * self.arena.slab_bytes(),
-                committed_chunks: committed,
-                in_slabs: committed - owned.out(),
+                committed_chunks: owned.slabs * u64::from(geometry.chunks_per_slab),
+                in_slabs: owned.slabs * u64::from(geometry.chunks_per_slab) - owned.out(),
                 slab_commits: owned.commits,
                 slab_rebalances: owned.rebalances,
                 slab_trims: owned.trims,
