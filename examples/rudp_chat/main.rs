@@ -11,6 +11,10 @@
 //! Lines from the terminal go to the peer and the peer's lines to the terminal, until either side ends, for
 //! example by Ctrl-C. A failure is one line on stderr and exit status 2.
 
+#[path = "../common/address.rs"]
+mod address;
+
+use address::address;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 use slab_net::PacketPool;
@@ -56,12 +60,6 @@ enum Mode {
         #[arg(value_parser = address)]
         address: SocketAddr,
     },
-}
-
-/// Parses an address; what the standard library says of one without a port does not help.
-fn address(text: &str) -> Result<SocketAddr, String> {
-    text.parse()
-        .map_err(|_| "expected an IP address and a port, such as 127.0.0.1:4433".into())
 }
 
 /// A key, and its text form.

@@ -7,6 +7,10 @@
 //! waits for each of them. A peer that is silent for a while is forgotten. A failure is one line on stderr and exit
 //! status 2.
 
+#[path = "../common/address.rs"]
+mod address;
+
+use address::address;
 use clap::Parser;
 use slab_net::PacketPool;
 use slab_net::udp::{PacketBatch, UdpReceiver, UdpSender};
@@ -37,12 +41,6 @@ struct Options {
     /// Forget a peer that has been silent for so long
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
     idle: u64,
-}
-
-/// Parses an address; what the standard library says of one without a port does not help.
-fn address(text: &str) -> Result<SocketAddr, String> {
-    text.parse()
-        .map_err(|_| "expected an IP address and a port, such as 127.0.0.1:4433".into())
 }
 
 /// What the peers' tasks are handed.

@@ -1,5 +1,9 @@
 //! The command line.
 
+#[path = "../common/address.rs"]
+mod address;
+
+use address::address;
 use clap::error::ErrorKind;
 use clap::{Parser, ValueEnum};
 use std::net::SocketAddr;
@@ -151,12 +155,6 @@ fn one_line(message: &str) -> String {
     let paragraph = message.lines().map(str::trim).take_while(|l| !l.is_empty());
     let line = paragraph.collect::<Vec<_>>().join(" ");
     line.strip_prefix("error: ").unwrap_or(&line).to_owned()
-}
-
-/// Parses an address; what the standard library says of one without a port does not help.
-fn address(text: &str) -> Result<SocketAddr, String> {
-    text.parse()
-        .map_err(|_| "expected an IP address and a port, such as 127.0.0.1:4433".into())
 }
 
 fn split_unit(text: &str) -> (&str, &str) {

@@ -1,10 +1,11 @@
-//! One direction that ends, and tasks that wait meanwhile, over real sockets on loopback.
+//! Sessions of which one direction or all ends, and tasks that wait meanwhile, over real sockets on loopback.
 
 mod rudp_common;
 
 use rudp_common::proxy;
 use rudp_common::sockets::{
-    TIMEOUT, accept, any, bytes, connected_pair, fast, pool, recv, wait_until_pool_unused,
+    TIMEOUT, accept, any, bytes, connected_pair, fast, pool, recv, wait_until,
+    wait_until_pool_unused,
 };
 use slab_net::Packet;
 use slab_net::rudp::{
@@ -282,4 +283,25 @@ async fn without_waiting_a_reader_is_told_whether_more_can_come() {
     let kind = |error: TryRecvError| std::io::Error::from(error).kind();
     assert_eq!(kind(reset), std::io::ErrorKind::ConnectionReset);
     assert_eq!(kind(EMPTY), std::io::ErrorKind::WouldBlock);
+}
+
+/// The peer's first answer comes later, and shows that it has let us in: it would keep the session for as long as a
+/// stranger may be silent.
+#[tokio::test]
+async fn a_session_aborted_before_the_first_answer_is_reset_by_that() {
+    let pool = pool();
+    let session = SessionConfig::fast().unproved_timeout(Duration::from_secs(600));
+    let bind = || Endpoint::bind(any(), &pool, EndpointConfig::new(session)).unwrap();
+    for is_kept in [true, false] {
+        let (server, here) = (bind(), bind());
+        let client = here.connect(server.local_addr()).unwrap();
+        client.send_slice(b"hello").await.unwrap();
+        client.abort();
+        let _kept = is_kept.then_some(client);
+        wait_until(&server, "reset", |server| {
+            let stats = server.stats();
+            (stats.opened, stats.sessions) == (1, 0)
+        })
+        .await;
+    }
 }

@@ -346,64 +346,6 @@ async fn forged_addresses_do_not_take_the_memory_of_others_by_long_answers() {
     assert_half_open_take_a_fourth_at_most(&server, before);
 }
 
-/// Sessions that have proved their address share the memory, and are refused once it is used up.
-#[tokio::test]
-async fn sessions_beyond_the_memory_budget_are_refused_and_counted() {
-    let pool = pool();
-    // What the server sends takes memory, too.
-    let config = fast().max_memory(5 * OPENING_BYTES).require_cookie(true);
-    let server = Endpoint::bind(any(), &pool, config).unwrap();
-    let clients: Vec<_> = (0..8)
-        .map(|_| Connection::connect(server.local_addr(), &pool, fast()).unwrap())
-        .collect();
-    for client in &clients {
-        client.send_slice(b"question").await.unwrap();
-    }
-    wait_until(&server, "refused", |server| {
-        server.stats().refused_memory > 3
-    })
-    .await;
-    let stats = server.stats();
-    assert!((1..=5).contains(&stats.sessions), "{stats:?}");
-    assert!(stats.reserved_bytes <= stats.reserve_limit_bytes);
-    assert_eq!(recv(&accept(&server).await).await, b"question");
-
-    let here = Endpoint::bind(any(), &pool, fast().max_memory(OPENING_BYTES)).unwrap();
-    let first = here.connect(server.local_addr()).unwrap();
-    let second = here.connect(server.local_addr());
-    assert!(matches!(second, Err(OpenError::NoMemory)));
-    drop(first);
-}
-
-/// As many peers as there is memory for may ask at once; who lets them in has to be able to answer.
-#[tokio::test]
-async fn peers_that_take_all_the_memory_for_sessions_can_be_answered() {
-    let pool = pool();
-    let config = fast().max_memory(16 * OPENING_BYTES).require_cookie(true);
-    let server = Endpoint::bind(any(), &pool, config).unwrap();
-    let here = Endpoint::bind(any(), &pool, fast()).unwrap();
-    let clients: Vec<_> = (0..20)
-        .map(|_| here.connect(server.local_addr()).unwrap())
-        .collect();
-    for client in &clients {
-        client.send_slice(b"question").await.unwrap();
-    }
-    wait_until(&server, "refused", |server| {
-        server.stats().refused_memory > 6
-    })
-    .await;
-    let mut answered = 0;
-    while answered < server.stats().sessions {
-        let peer = accept(&server).await;
-        assert_eq!(recv(&peer).await, b"question");
-        peer.send_slice(&[7; 30_000]).await.unwrap();
-        assert_eq!(timeout(TIMEOUT, peer.finish()).await.unwrap(), Ok(()));
-        answered += 1;
-        std::mem::forget(peer); // it stays
-    }
-    assert!((12..=15).contains(&answered), "{answered}");
-}
-
 #[tokio::test]
 async fn datagrams_that_open_no_session_are_counted() {
     let pool = pool();
@@ -646,25 +588,4 @@ async fn two_servers_that_are_set_on_each_other_let_go() {
         () = tokio::time::sleep(TIMEOUT) => panic!("{first:?} and {second:?} do not let go"),
     }
     assert_eq!((first.stats().opened, second.stats().opened), (1, 1));
-}
-
-/// The peer's first answer comes later, and shows that it has let us in: it would keep the session for as long as a
-/// stranger may be silent.
-#[tokio::test]
-async fn a_session_aborted_before_the_first_answer_is_reset_by_that() {
-    let pool = pool();
-    let session = SessionConfig::fast().unproved_timeout(Duration::from_secs(600));
-    let bind = || Endpoint::bind(any(), &pool, EndpointConfig::new(session)).unwrap();
-    for is_kept in [true, false] {
-        let (server, here) = (bind(), bind());
-        let client = here.connect(server.local_addr()).unwrap();
-        client.send_slice(b"hello").await.unwrap();
-        client.abort();
-        let _kept = is_kept.then_some(client);
-        wait_until(&server, "reset", |server| {
-            let stats = server.stats();
-            (stats.opened, stats.sessions) == (1, 0)
-        })
-        .await;
-    }
 }

@@ -1,5 +1,9 @@
 //! The command line.
 
+#[path = "../../common/address.rs"]
+mod address;
+
+use address::address;
 use async_nats::{ServerAddr, Subject};
 use clap::Parser;
 use packet_slab::slab_metrics::DEFAULT_ADDRESS;
@@ -39,12 +43,6 @@ pub(crate) struct Options {
     /// Address to serve /metrics and the live page on; port 0 picks any free port
     #[arg(long, value_name = "ADDR", default_value_t = DEFAULT_ADDRESS, value_parser = address)]
     pub(crate) metrics: SocketAddr,
-}
-
-/// Parses an address; what the standard library says of one without a port does not help.
-fn address(text: &str) -> Result<SocketAddr, String> {
-    text.parse()
-        .map_err(|_| "expected an IP address and a port, such as 127.0.0.1:4433".into())
 }
 
 /// Parses the URL of a server that the client can reach: it is built without WebSockets, and would take their

@@ -76,25 +76,18 @@ impl Session {
 
     fn push_copy(&mut self, message: &[u8], segments: u32) -> Result<(), SendError> {
         self.lacks_send_memory = false;
+        let (mss, stream) = (self.context.config.mss(), self.context.config.stream);
         let alone = self.send.is_empty();
         let mut rest = message;
         for frg in (0..segments).rev() {
-            let (payload, behind) = rest.split_at(rest.len().min(self.context.config.mss()));
+            let (payload, behind) = rest.split_at(rest.len().min(mss));
             rest = behind;
-            let more = framed_bytes(rest.len(), self.context.config.mss());
-            let pushed = self
-                .send
-                .blocks
-                .push(payload, more, alone, &self.context.pool);
-            let Some(place) = pushed else {
+            let (blocks, more) = (&mut self.send.blocks, framed_bytes(rest.len(), mss));
+            let Some(place) = blocks.push(payload, more, alone, &self.context.pool) else {
                 self.send.take_back(segments - 1 - frg);
                 return Err(self.send_memory_error());
             };
-            let frg = if self.context.config.stream {
-                0
-            } else {
-                frg as u8
-            };
+            let frg = if stream { 0 } else { frg as u8 };
             self.send.push(place, frg);
         }
         Ok(())
@@ -128,13 +121,9 @@ impl Session {
                 break;
             }
             let (payload, behind) = rest.split_at(rest.len().min(mss));
-            let more = framed_bytes(behind.len(), mss);
             let alone = self.send.is_empty();
-            let pushed = self
-                .send
-                .blocks
-                .push(payload, more, alone, &self.context.pool);
-            let Some(place) = pushed else {
+            let (blocks, more) = (&mut self.send.blocks, framed_bytes(behind.len(), mss));
+            let Some(place) = blocks.push(payload, more, alone, &self.context.pool) else {
                 let reason = self.send_memory_error();
                 if taken == 0 {
                     return Err(reason);

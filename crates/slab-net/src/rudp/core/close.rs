@@ -435,6 +435,20 @@ impl Session {
         }
     }
 
+    /// An end that was aborted before it had heard anything can tell its peer by the token in its first answer, in which
+    /// an acknowledgement comes first: behind that, nothing of an ended session is looked at any more.
+    pub(super) fn learn_token(&mut self, datagram: &[u8]) {
+        let mut headers = segments(datagram).flatten().map(|(header, _)| header);
+        let asks = |header: &Header| header.cmd == Command::AskWindow && header.frg == OURS;
+        // One that is known is not replaced: anybody may ask in the peer's name.
+        if !self.peer.has_token
+            && let Some(asked) = headers.find(asks)
+        {
+            self.peer.token = asked.ts;
+            self.peer.has_token = true;
+        }
+    }
+
     /// The peer has given the session up. Not answered.
     pub(super) fn on_reset(&mut self) {
         let delivered = self.phase != Phase::Open && self.is_delivered();

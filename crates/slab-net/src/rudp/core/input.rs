@@ -101,17 +101,6 @@ impl Session {
         Ok(())
     }
 
-    /// An end that was aborted before it had heard anything can tell its peer by the token in its first answer, in which
-    /// an acknowledgement comes first: behind that, nothing is looked at any more.
-    fn learn_token(&mut self, datagram: &[u8]) {
-        let mut headers = segments(datagram).flatten().map(|(header, _)| header);
-        let asks = |header: &Header| header.cmd == Command::AskWindow && header.frg == OURS;
-        if let Some(asked) = headers.find(asks) {
-            self.peer.token = asked.ts;
-            self.peer.has_token = true;
-        }
-    }
-
     /// A segment that seems forged may be the peer's own, if somebody asked in our name and gave it another token:
     /// asks it again, now and then, which tells it ours.
     fn resync_token_after(&mut self, rejection: Rejection) {

@@ -174,9 +174,12 @@ impl Session {
             }
         }
         if self.keepalive_at <= now {
-            self.send_wask = true;
-            // Sooner than at first: a question or its answer is soon lost, and three in a row are now and then.
-            let again = self.context.config.keepalive / KEEPALIVE_REPEATS;
+            // Sooner than at first: a question or its answer is soon lost, and three in a row are now and then. But not if
+            // it could not even be sent.
+            let again = match core::mem::replace(&mut self.send_wask, true) {
+                true => self.context.config.keepalive,
+                false => self.context.config.keepalive / KEEPALIVE_REPEATS,
+            };
             self.keepalive_at = now + again.max(MIN_TIMEOUT);
             self.shrink();
         }
