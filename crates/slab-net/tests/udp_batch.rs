@@ -158,6 +158,7 @@ async fn a_consumer_can_be_tested_without_a_socket() {
 }
 
 /// Types of a program hold these, and are printed when a test fails.
+#[cfg_attr(miri, ignore = "Miri has no UDP sockets")]
 #[tokio::test]
 async fn debug_output_is_short_and_shows_no_payload() {
     let pool = PacketPool::builder().max_memory(1 << 20).build().unwrap();
