@@ -11,7 +11,7 @@ use super::recovery::{Verdict, micros};
 use super::send::{Cause, Slot, State};
 use super::sn::{before, diff};
 use super::undo::Undo;
-use super::{MAX_FRAGMENTS, Session, Side};
+use super::{MAX_FRAGMENTS, Peer, Session, Side};
 use crate::packet::Packet;
 use bytes::Buf;
 use core::num::NonZeroU64;
@@ -79,7 +79,7 @@ impl Session {
         self.stats.received_datagrams += 1;
         self.stats.received_bytes += datagram.len() as u64;
         self.path.earn(datagram.len());
-        if !(self.peer.has_told_window && is_only_cookie(&datagram)) {
+        if self.is_sign_of_life(&datagram) {
             self.last_received = self.now;
             self.keepalive_at = self.now + self.context.config.keepalive;
         }
@@ -99,6 +99,20 @@ impl Session {
             self.queue_reminder();
         }
         Ok(())
+    }
+
+    /// Does it show that the peer still has its state? One that has begun anew answers whatever it is asked, but lacks
+    /// what the one before had; and a server that would open the session for a cookie does not know it any more.
+    fn is_sign_of_life(&self, datagram: &[u8]) -> bool {
+        let Peer {
+            has_told_window,
+            latest_una,
+            ..
+        } = self.peer;
+        let is_current =
+            |header: &Header| header.cmd != Command::Cookie && !before(header.una, latest_una);
+        let mut headers = segments(datagram).flatten().map(|(header, _)| header);
+        !has_told_window || headers.any(|header| is_current(&header))
     }
 
     /// A segment that seems forged may be the peer's own, if somebody asked in our name and gave it another token:
@@ -572,12 +586,6 @@ fn is_challenge(datagram: &[u8]) -> bool {
     segments(datagram)
         .flatten()
         .any(|(header, _)| header.cmd == Command::Push && header.sn == u32::MAX && header.len == 0)
-}
-
-/// Does a server say that it would open a session for a cookie? If it had one before, it does not know that any more:
-/// this is no sign of life.
-fn is_only_cookie(datagram: &[u8]) -> bool {
-    segments(datagram).all(|segment| segment.is_ok_and(|(header, _)| header.cmd == Command::Cookie))
 }
 
 /// Takes the payload at `range` out of a datagram whose first `cut` bytes are already gone. The last payload takes
