@@ -13,7 +13,7 @@ mod chromium;
 
 use chromium::Chromium;
 use serde_json::{Value, json};
-use slab_core::SlabPool;
+use slab_core::{Chunk, SlabPool};
 use slab_metrics::{Collector, Exporter, MetricsServer};
 use slab_net::PacketPool;
 use slab_net::pipeline::{Overflow, queue};
@@ -227,7 +227,7 @@ fn the_page_shows_a_running_pipeline_and_its_problems() {
     let runtime = Runtime::new().unwrap();
     let pipeline = Pipeline::start(&runtime);
     let origin = format!("http://{}/", pipeline.page);
-    let mut browser = Chromium::start();
+    let mut browser = Chromium::start("pipeline");
     browser.view(1280, 900, "light");
     browser.open(&origin);
 
@@ -324,4 +324,86 @@ fn the_page_shows_a_running_pipeline_and_its_problems() {
         health.contains("No answer from the program") && health.contains("s old")
     });
     assert_eq!(page["spoken"], "No answer from the program.");
+}
+
+/// A program with one pool of this name, which has been allocated from so often. Some of it is in use.
+struct Program {
+    pool: SlabPool,
+    _held: Chunk,
+    server: JoinHandle<()>,
+    page: SocketAddr,
+}
+
+impl Program {
+    fn start(runtime: &Runtime, page: SocketAddr, name: &str, allocations: u32) -> Self {
+        let pool = SlabPool::builder().name(name).build().unwrap();
+        let held = pool.try_alloc(100).unwrap();
+        let collector = Collector::new();
+        collector.register_pool(&pool).unwrap();
+        let server = MetricsServer::builder(Exporter::new(collector)).address(page);
+        let server = runtime.block_on(server.bind()).unwrap();
+        let this = Self {
+            pool,
+            _held: held,
+            page: server.local_addr(),
+            server: runtime.spawn(server.serve(std::future::pending())),
+        };
+        this.allocate(allocations);
+        this
+    }
+
+    fn allocate(&self, times: u32) {
+        (0..times).for_each(|_| drop(self.pool.try_alloc(100).unwrap()));
+    }
+
+    /// Ends; returns where it listened.
+    fn end(self, runtime: &Runtime) -> SocketAddr {
+        self.server.abort();
+        assert!(runtime.block_on(self.server).unwrap_err().is_cancelled());
+        self.page
+    }
+}
+
+/// What happened while nobody watched is in no rate afterwards, and in no curve.
+#[test]
+#[ignore = "needs chromium: ci/page"]
+fn the_page_knows_for_how_long_it_was_paused() {
+    let runtime = Runtime::new().unwrap();
+    let name = "rx";
+    let any = "127.0.0.1:0".parse().unwrap();
+    let first = Program::start(&runtime, any, name, 0);
+    let mut browser = Chromium::start("pause");
+    browser.open(&format!("http://{}/", first.page));
+    let rate = |page: &Value| page["tables"]["class"][0][5].clone();
+    let is_idle = |page: &Value| rate(page) == "0/s";
+    wait_until(&mut browser, "a rate", is_idle);
+
+    // Restarted meanwhile, and up for longer than the first.
+    let pause = "document.getElementById('pause').click()";
+    let uptime = "history.at(-1).uptime_ms";
+    browser.evaluate(pause);
+    let was_up = Duration::from_millis(browser.evaluate(uptime).as_u64().unwrap());
+    let address = first.end(&runtime);
+    let second = Program::start(&runtime, address, name, 5000);
+    std::thread::sleep(was_up + Duration::from_secs(1));
+    let resume_and_see_it_idle = |browser: &mut Chromium| {
+        let before = browser.evaluate(READ)["when"].clone();
+        browser.evaluate(pause);
+        wait_until(browser, "the rate of an idle pool", |page| {
+            let goes_on = page["when"] != before;
+            assert!(!goes_on || is_idle(page) || rate(page) == "–", "{page:#}");
+            goes_on && is_idle(page)
+        });
+    };
+    resume_and_see_it_idle(&mut browser);
+
+    // Busy at the start of a pause that is longer than rates look back.
+    browser.evaluate(pause);
+    second.allocate(5000);
+    std::thread::sleep(Duration::from_secs(7));
+    resume_and_see_it_idle(&mut browser);
+    let curve = "document.querySelector('.plots path:last-child').getAttribute('d')";
+    let curve = browser.evaluate(curve);
+    let parts = curve.as_str().unwrap().matches('M').count();
+    assert_eq!(parts, 2, "before and after the pause: {curve}");
 }

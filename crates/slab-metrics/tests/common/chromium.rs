@@ -22,9 +22,10 @@ pub(crate) struct Chromium {
 }
 
 impl Chromium {
-    /// Starts a browser with one empty page.
-    pub(crate) fn start() -> Self {
-        let directory = std::env::temp_dir().join(format!("slab-page-{}", std::process::id()));
+    /// Starts a browser with one empty page; of one process, each has another name.
+    pub(crate) fn start(name: &str) -> Self {
+        let directory = format!("slab-page-{name}-{}", std::process::id());
+        let directory = std::env::temp_dir().join(directory);
         std::fs::create_dir_all(&directory).unwrap();
         // Chromium reads from descriptor 3 and writes to 4. No sandbox: CI is root in a container, and the
         // page is ours.
