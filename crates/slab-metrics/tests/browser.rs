@@ -369,14 +369,16 @@ impl Program {
 #[ignore = "needs chromium: ci/page"]
 fn the_page_knows_for_how_long_it_was_paused() {
     let runtime = Runtime::new().unwrap();
-    let name = "rx";
+    let name = &"long".repeat(40);
     let any = "127.0.0.1:0".parse().unwrap();
     let first = Program::start(&runtime, any, name, 0);
     let mut browser = Chromium::start("pause");
+    browser.view(390, 844, "light");
     browser.open(&format!("http://{}/", first.page));
     let rate = |page: &Value| page["tables"]["class"][0][5].clone();
     let is_idle = |page: &Value| rate(page) == "0/s";
-    wait_until(&mut browser, "a rate", is_idle);
+    let page = wait_until(&mut browser, "a rate", is_idle);
+    assert_eq!(page["overflow"], 0, "a long name goes on in the next line");
 
     // Restarted meanwhile, and up for longer than the first.
     let pause = "document.getElementById('pause').click()";
