@@ -77,6 +77,27 @@ fn heap_fallback_stops_at_the_heap_limit() {
     assert_eq!(pool.with_capacity(64).class(), Some(0));
 }
 
+/// Its end was split off and dropped. So the limit may leave twice its capacity, and not as much as it needs, or as a
+/// block takes at least.
+#[test]
+fn a_heap_buffer_that_makes_room_in_its_block_is_not_refused() {
+    for (block, consumed, len, needed, left) in
+        [(10_000, 1, 400, 10_000, 4000), (64, 30, 31, 40, 63)]
+    {
+        let pool = one_slab(&[64]).max_heap_memory(block + left);
+        let pool = pool.build().unwrap();
+        let _all = drain(&pool, 64);
+        let mut buf = pool.with_capacity(block);
+        buf.put_bytes(7, consumed + len);
+        buf.advance(consumed);
+        drop(buf.split_off(len));
+        buf.reserve(needed - len);
+        assert_eq!(buf, vec![7; len]);
+        let stats = pool.packet_stats();
+        assert_eq!((stats.heap_fallbacks, stats.heap_refused), (1, 0));
+    }
+}
+
 #[test]
 fn buffers_of_no_bytes_do_not_pass_the_heap_limit() {
     for limit in [0, 1000] {

@@ -247,7 +247,7 @@ impl HeapBlock {
 
     /// What a block takes at least, as a chunk does: bookkeeping takes nearly as much, and blocks without a byte would
     /// pass any limit.
-    const MIN_BYTES: usize = 64;
+    pub(super) const MIN_BYTES: usize = 64;
 
     /// Allocates a block that stands in for a chunk of the pool: of `most` bytes, or as many as the
     /// pool's limit leaves, but no fewer than `least`, and at least 64.

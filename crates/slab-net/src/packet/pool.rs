@@ -4,6 +4,7 @@ use super::buf::PacketBuf;
 use super::builder::PacketPoolBuilder;
 use super::frozen::Packet;
 use super::held::HeldPacket;
+use super::owner::HeapBlock;
 use super::settings::{self, Refusal, Settings};
 use bytes::BufMut;
 use core::fmt;
@@ -320,7 +321,8 @@ impl PacketPool {
 
     /// Whether the heap limit leaves, at this moment, a buffer of this capacity.
     pub(super) fn heap_leaves(&self, capacity: usize) -> bool {
-        self.settings.heap_left() >= capacity.saturating_add(self.room()) as u64
+        let block = capacity.saturating_add(self.room());
+        self.settings.heap_left() >= block.max(HeapBlock::MIN_BYTES) as u64
     }
 
     /// Like [`with_capacity`](Self::with_capacity), but from the heap only, and `None` where that

@@ -108,8 +108,9 @@ impl PacketBuf {
         // Doubled if possible, so that appending byte by byte copies each byte a bounded number of times.
         let doubled = self.capacity() * 2;
         // A chunk is used on rather than exchanged for heap. A block of the heap is used on only if the limit leaves
-        // none twice as large: its contents would move again after as few bytes as were consumed now.
-        let is_used_on = self.owner.as_chunk().is_some() || !pool.heap_leaves(doubled);
+        // none that is large enough and twice as large: its contents would move again after as few bytes as were
+        // consumed now. Nor is one asked for that the limit does not leave, which would count as refused.
+        let is_used_on = self.owner.as_chunk().is_some() || !pool.heap_leaves(needed.max(doubled));
         if is_used_on && self.reclaim(additional, Shift::Any) {
             return Ok(());
         }
