@@ -178,7 +178,7 @@ families! {
     NET_RECEIVED_BYTES_TOTAL = Counter "slab_net_received_bytes_total",
         "Payload bytes of the datagrams read from the kernel.";
     NET_RECEIVED_CHUNK_BYTES_TOTAL = Counter "slab_net_received_chunk_bytes_total",
-        "Bytes of the pool's chunks that the datagrams came to lie in, but for those dropped.";
+        "Bytes of the pool's chunks that the datagrams came to lie in, but for those dropped at once.";
     NET_RECEIVE_CALLS_TOTAL = Counter "slab_net_receive_calls_total",
         "Calls to the kernel that returned at least one datagram.";
     NET_SENT_DATAGRAMS_TOTAL = Counter "slab_net_sent_datagrams_total",

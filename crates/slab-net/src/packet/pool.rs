@@ -492,7 +492,8 @@ pub struct PacketPoolStats {
     /// Bytes of such buffers that are alive now.
     pub heap_bytes: u64,
     /// Such buffers refused because of the [heap limit](PacketPoolBuilder::max_heap_memory), so far: each by
-    /// a panic, by an error of `fmt::Write` or while `serde` deserializes, or by the end of an RUDP session.
+    /// a panic, by an error of `fmt::Write` or while `serde` deserializes, or to an RUDP session, which ends,
+    /// or asks again later to tell the peer that it sends no more.
     pub heap_refused: u64,
     /// Packets that [`PacketPool::compact`] copied so far.
     pub compacted: u64,

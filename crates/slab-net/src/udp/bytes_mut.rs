@@ -204,7 +204,7 @@ impl BytesMutReceiver {
         }
     }
 
-    /// The bytes of all buffers allocated so far, never above the cap.
+    /// The bytes of all buffers allocated so far, never above the cap, unless that is less than one buffer.
     #[must_use]
     pub fn allocated_bytes(&self) -> usize {
         self.ring.allocated * self.ring.buffer_bytes

@@ -18,9 +18,9 @@ pub struct SocketStats {
     pub received_datagrams: u64,
     /// Bytes of payload in these datagrams, as far as the kernel returned them.
     pub received_bytes: u64,
-    /// Bytes of the pool's chunks that hold the datagrams which were not dropped. Divided by the bytes
-    /// of payload, this is the cost of rounding up to chunk sizes. 0 for receivers that read into other
-    /// memory.
+    /// Bytes of the pool's chunks in which datagrams came to lie: all but those dropped at once, for want of
+    /// memory or as truncated. Divided by the bytes of payload, this is the cost of rounding up to chunk sizes.
+    /// 0 for receivers that read into other memory.
     pub received_chunk_bytes: u64,
     /// Reads that found at least one datagram: each is a system call, or two if it found two and only the
     /// [source](crate::udp::UdpReceiverBuilder::source_only) of each was asked for; by io_uring, a look at
