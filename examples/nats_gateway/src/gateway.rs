@@ -11,7 +11,7 @@
 
 use crate::options::Options;
 use async_nats::client::PublishErrorKind;
-use async_nats::{Client, ConnectOptions, Subject};
+use async_nats::{Client, Subject};
 use futures_util::StreamExt;
 use packet_slab::slab_metrics::{Collector, Exporter, MetricsServer};
 use packet_slab::slab_net::PacketPool;
@@ -89,7 +89,8 @@ impl Gateway {
         let stop = watch::Sender::new(false);
         let mut publishers = JoinSet::new();
         for _ in 0..options.shards.get() {
-            let client = ConnectOptions::new()
+            let client = options
+                .connect_options()
                 .client_capacity(CLIENT_PAYLOADS)
                 .connect(&options.nats)
                 .await

@@ -4,9 +4,10 @@
 mod address;
 
 use address::address;
-use async_nats::{ServerAddr, Subject};
+use async_nats::{ConnectOptions, ServerAddr, Subject};
 use clap::Parser;
 use packet_slab::slab_metrics::DEFAULT_ADDRESS;
+use percent_encoding::percent_decode_str;
 use std::io;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
@@ -27,7 +28,8 @@ pub(crate) struct Options {
     #[arg(long)]
     pub(crate) reuse_port: bool,
 
-    /// URL of the NATS server; tls:// insists on TLS, nats:// uses it if the server demands it
+    /// URL of the NATS server; tls:// insists on TLS, nats:// uses it if the server demands it. USER:PASSWORD@ or
+    /// TOKEN@ may precede the host, with reserved characters as %40
     #[arg(long, value_name = "URL", default_value = "nats://127.0.0.1:4222", value_parser = server)]
     pub(crate) nats: ServerAddr,
 
@@ -77,6 +79,19 @@ impl Options {
         match host.contains(':') {
             true => format!("{scheme}://[{host}]:{port}"),
             false => format!("{scheme}://{host}:{port}"),
+        }
+    }
+
+    /// How to connect to the NATS server: the client itself ignores the name and password, or the token, in a URL.
+    pub(crate) fn connect_options(&self) -> ConnectOptions {
+        let decoded = |text| percent_decode_str(text).decode_utf8_lossy().into_owned();
+        let options = ConnectOptions::new();
+        match (self.nats.username(), self.nats.password()) {
+            (Some(user), Some(password)) => {
+                options.user_and_password(decoded(user), decoded(password))
+            }
+            (Some(token), None) => options.token(decoded(token)),
+            (None, _) => options,
         }
     }
 

@@ -344,6 +344,34 @@ fn the_server_is_named_and_its_password_is_not_shown() {
     assert!(!said.contains("secret"), "{said}");
 }
 
+/// What the gateway says to a server whose URL begins with these credentials.
+fn said_to_server(credentials: &str) -> serde_json::Value {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let child = Command::new(env!("CARGO_BIN_EXE_nats_gateway"))
+        .args(["--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"])
+        .args(["--nats", &format!("nats://{credentials}@{address}")])
+        .spawn();
+    let _gateway = Process(child.unwrap());
+    let (mut stream, _) = listener.accept().unwrap();
+    stream.write_all(info(address, 1 << 20).as_bytes()).unwrap();
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line).unwrap();
+    serde_json::from_str(line.strip_prefix("CONNECT ").expect(&line)).unwrap()
+}
+
+#[test]
+fn the_server_is_told_the_credentials_of_its_url() {
+    let said = said_to_server("user:p%40ss");
+    assert_eq!(
+        (&said["user"], &said["pass"]),
+        (&"user".into(), &"p@ss".into()),
+        "{said}"
+    );
+    let said = said_to_server("secret%2Ftoken");
+    assert_eq!(said["auth_token"], "secret/token", "{said}");
+}
+
 /// SO_REUSEPORT, which several shards need, would share it.
 #[test]
 fn an_address_that_another_program_has_is_refused_without_reuse_port() {
