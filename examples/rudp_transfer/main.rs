@@ -195,9 +195,9 @@ async fn serve(server: Endpoint, to: impl AsRef<Path>) -> Result<slab_net::rudp:
     Ok(stream.connection().stats())
 }
 
-/// Returns the chunks in use once all sessions have ended.
+/// Returns the chunks in use once all sessions have ended: after a round trip, or when they no longer linger (10 s).
 async fn chunks_left_in_use(pool: &PacketPool) -> u64 {
-    for _ in 0..300 {
+    for _ in 0..1500 {
         if pool.slab().stats().in_use() == 0 {
             break;
         }
