@@ -384,21 +384,24 @@ fn a_restarted_peer_is_not_mistaken_for_the_one_before() {
 /// It lacks what only the one before had acknowledged, though everything is acknowledged by one of the two.
 #[test]
 fn what_a_peer_had_before_it_restarted_does_not_count_as_delivered() {
-    let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
-    let mut line = Line::unused(&pool);
-    for message in [[1; 1376], [2; 1376]] {
-        line.ends[0].send_slice(&message).unwrap();
+    for end in [Session::close, Session::finish] {
+        let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
+        let mut line = Line::unused(&pool);
+        for message in [[1; 1376], [2; 1376]] {
+            line.ends[0].send_slice(&message).unwrap();
+        }
+        line.run(STEP, |_| {});
+        line.in_transit[1].pop_front().expect("the first is lost");
+        line.run(ONE_WAY * 2 + STEP, |_| {});
+        line.in_transit[1].clear();
+        line.restart_server(&pool, SessionConfig::fast());
+        end(&mut line.ends[0], line.now);
+        line.run(ONE_WAY * 20, |_| {});
+        assert_eq!(line.ends[1].recv().unwrap(), [1; 1376][..]);
+        assert!(!line.ends[1].has_message());
+        assert_eq!(line.ends[0].ended(), Some(CloseReason::Reset));
+        assert!(!line.ends[0].is_sent());
     }
-    line.run(STEP, |_| {});
-    line.in_transit[1].pop_front().expect("the first is lost");
-    line.run(ONE_WAY * 2 + STEP, |_| {});
-    line.in_transit[1].clear();
-    line.restart_server(&pool, SessionConfig::fast());
-    line.ends[0].close(line.now);
-    line.run(ONE_WAY * 20, |_| {});
-    assert_eq!(line.ends[1].recv().unwrap(), [1; 1376][..]);
-    assert!(!line.ends[1].has_message());
-    assert_eq!(line.ends[0].ended(), Some(CloseReason::Reset));
 }
 
 /// As above, and the window of the one that began anew ends with what only the one before has.

@@ -409,7 +409,9 @@ impl Session {
                 self.resend_first();
             }
             if self.has_peer_lost_some() {
-                return self.end(CloseReason::Reset);
+                self.end(CloseReason::Reset);
+                self.undelivered = true; // though all may be acknowledged by one of the two
+                return;
             }
         }
         if self.send.is_empty() {
