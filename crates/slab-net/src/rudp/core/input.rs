@@ -408,7 +408,7 @@ impl Session {
                 // Its reader has freed memory, perhaps what it had not for the segment that it waits for.
                 self.resend_first();
             }
-            if self.has_peer_lost_some() {
+            if self.has_peer_lost_some(una, window) {
                 self.end(CloseReason::Reset);
                 self.undelivered = true; // though all may be acknowledged by one of the two
                 return;
@@ -437,9 +437,12 @@ impl Session {
 
     /// Is a segment acknowledged that the peer says it has not? Whichever segment reached it last, its acknowledgement
     /// says by its `una` that all before have arrived, too. A peer that began anew lacks what only the one before had,
-    /// and nobody would send it that again. Others than this library keep their `una` back while their reader is slow.
-    fn has_peer_lost_some(&self) -> bool {
-        self.peer.is_ours && before(self.peer.latest_una, self.send.una())
+    /// and nobody would send it that again. Others than this library keep their `una` back while their reader is slow,
+    /// but then the window is empty, too.
+    fn has_peer_lost_some(&self, una: u32, window: u32) -> bool {
+        let latest = self.peer.latest_una;
+        let says_what_it_has = self.peer.is_ours || (una == latest && window > 0);
+        says_what_it_has && before(latest, self.send.una())
     }
 
     /// Is a segment acknowledged too soon for that to answer its last transmission? Then an earlier one has arrived.

@@ -1,0 +1,53 @@
+//! Peers of other implementations that begin anew with the conversation in the middle of a session.
+
+mod rudp_common;
+
+use rudp_common::pair::{CONV, datagram, header, segments_of, transmit};
+use slab_net::rudp::wire::{Command, Header};
+use slab_net::rudp::{CloseReason, MemoryBudget, Session, SessionConfig, Side, Time};
+use slab_net::{Packet, PacketPool};
+
+fn open(side: Side) -> Session {
+    let pool = PacketPool::builder().max_memory(4 << 20).build().unwrap();
+    let (budget, config) = (MemoryBudget::new(4 << 20), SessionConfig::fast());
+    Session::open(CONV, &config, side, &pool, &budget, 7 << 32, Time::ZERO).unwrap()
+}
+
+fn tell(session: &mut Session, now: Time, header: Header) {
+    let told = Packet::from(datagram(header, &[]));
+    session.handle_datagram(now, told).unwrap();
+}
+
+/// Sends what is due, and returns the segments that have contents.
+fn sent(session: &mut Session, now: Time) -> Vec<Header> {
+    let sent = transmit(session, now);
+    let all = sent.iter().flat_map(|datagram| segments_of(datagram));
+    all.filter(|header| header.cmd == Command::Push && header.len > 0)
+        .collect()
+}
+
+fn acknowledgement(of: &Header, una: u32) -> Header {
+    Header {
+        sn: of.sn,
+        ts: of.ts,
+        una,
+        ..header(Command::Ack)
+    }
+}
+
+/// It waits for the second segment, which only the one before has. Without a window it may be that its reader is slow:
+/// then others than this library do not count what they have.
+#[test]
+fn a_peer_that_lacks_what_it_had_acknowledged_has_begun_anew() {
+    for (wnd, ended) in [(0, None), (128, Some(CloseReason::Reset))] {
+        let (mut client, now) = (open(Side::Client), Time::ZERO);
+        for message in [[1], [2]] {
+            client.send_slice(&message).unwrap();
+        }
+        let sent = sent(&mut client, now);
+        tell(&mut client, now, acknowledgement(&sent[1], 0));
+        let first = acknowledgement(&sent[0], 1);
+        tell(&mut client, now, Header { wnd, ..first });
+        assert_eq!((client.ended(), client.is_sent()), (ended, wnd == 0));
+    }
+}
