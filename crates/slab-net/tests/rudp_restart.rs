@@ -51,3 +51,26 @@ fn a_peer_that_lacks_what_it_had_acknowledged_has_begun_anew() {
         assert_eq!((client.ended(), client.is_sent()), (ended, wnd == 0));
     }
 }
+
+/// The one before had the first segment by the time that the second was sent again. An answer to what was sent at first
+/// may have come late.
+#[test]
+fn who_acknowledges_what_was_sent_again_has_what_it_had_before_that() {
+    for (answers_last, ended) in [(false, None), (true, Some(CloseReason::Reset))] {
+        let (mut client, mut now) = (open(Side::Client), Time::ZERO);
+        for message in [[1], [2]] {
+            client.send_slice(&message).unwrap();
+        }
+        let at_first = sent(&mut client, now);
+        tell(&mut client, now, acknowledgement(&at_first[0], 1));
+        let mut again = Vec::new();
+        while again.is_empty() {
+            now = client.poll_timeout().unwrap();
+            again = sent(&mut client, now);
+        }
+        assert_eq!((again.len(), again[0].sn), (1, 1));
+        let answered = if answers_last { again[0] } else { at_first[1] };
+        tell(&mut client, now, acknowledgement(&answered, 0));
+        assert_eq!((client.ended(), client.is_sent()), (ended, !answers_last));
+    }
+}

@@ -291,7 +291,11 @@ impl Session {
         // Any number between the two passes for the echo of a transmission. With transmissions a second apart, a
         // blind guess between them succeeds one time in a few thousand, which proves nothing.
         let is_exact = header.ts == slot.first_ts || header.ts == slot.last_ts;
-        if before(header.una, slot.una_before) {
+        let una_before = match header.ts == slot.last_ts {
+            true => slot.last_una,
+            false => slot.first_una,
+        };
+        if before(header.una, una_before) {
             // The peer no longer has what it said it had before this was sent: it began anew, and waits for
             // everything. Nobody would ever read what it acknowledges.
             if is_exact {

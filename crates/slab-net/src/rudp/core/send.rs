@@ -51,11 +51,12 @@ pub(super) struct Slot {
     pub(super) transmissions: u16,
     /// Does it say nothing against the link that it is to be sent again?
     excused: bool,
-    /// The `una` that the peer had told when this was first sent.
-    pub(super) una_before: u32,
-    /// The `ts` of the first and of the last transmission.
+    /// The `ts` of the first and of the last transmission, and the `una` that the peer had told before anything with
+    /// that `ts` was sent.
     pub(super) first_ts: u32,
     pub(super) last_ts: u32,
+    pub(super) first_una: u32,
+    pub(super) last_una: u32,
     /// When it was last sent, and the number of that transmission among all of the session's.
     pub(super) sent_at: Time,
     pub(super) serial: u64,
@@ -264,9 +265,9 @@ impl SendQueue {
     }
 
     /// `sn` is sent now: one of the lost ones, or the first that was never sent. The peer has said that
-    /// it has all before `una_before`.
+    /// it has all before `una`.
     #[inline]
-    pub(super) fn sent(&mut self, sn: u32, now: Time, ts: u32, una_before: u32) -> Sent {
+    pub(super) fn sent(&mut self, sn: u32, now: Time, ts: u32, una: u32) -> Sent {
         if self.slots.at(sn).state == State::Lost {
             self.lost.remove(&mut self.slots, sn);
         } else {
@@ -277,7 +278,10 @@ impl SendQueue {
         let slot = self.slots.at_mut(sn);
         if slot.serial == 0 {
             slot.first_ts = ts;
-            slot.una_before = una_before;
+            slot.first_una = una;
+            slot.last_una = una;
+        } else if slot.last_ts != ts {
+            slot.last_una = una;
         }
         // A second copy is one, too: it follows a fast retransmission, which has been counted.
         let is_counted = slot.excused && slot.transmissions > 1;
