@@ -2,10 +2,11 @@
 
 mod rudp_common;
 
-use rudp_common::pair::{CONV, datagram, header, segments_of, transmit};
+use rudp_common::pair::{CONV, datagram, header, push, segments_of, transmit};
 use slab_net::rudp::wire::{Command, Header};
 use slab_net::rudp::{CloseReason, MemoryBudget, Session, SessionConfig, Side, Time};
 use slab_net::{Packet, PacketPool};
+use std::time::Duration;
 
 fn open(side: Side) -> Session {
     let pool = PacketPool::builder().max_memory(4 << 20).build().unwrap();
@@ -73,4 +74,46 @@ fn who_acknowledges_what_was_sent_again_has_what_it_had_before_that() {
         tell(&mut client, now, acknowledgement(&answered, 0));
         assert_eq!((client.ended(), client.is_sent()), (ended, !answers_last));
     }
+}
+
+/// One that has begun anew would take an empty segment in the place of one that the one before had.
+#[test]
+fn what_asks_for_the_proof_of_an_address_is_never_delivered() {
+    let (mut server, mut now) = (open(Side::Server), Time::ZERO);
+    let question = datagram(
+        Header {
+            sn: 0,
+            una: 0,
+            ..push(&[7; 1000])
+        },
+        &[7; 1000],
+    );
+    server.handle_datagram(now, Packet::from(question)).unwrap();
+    server.send_slice(b"answer").unwrap();
+    assert_eq!(sent(&mut server, now).len(), 1);
+    // The acknowledgement itself is lost.
+    tell(
+        &mut server,
+        now,
+        Header {
+            sn: 0,
+            ..header(Command::AskWindow)
+        },
+    );
+    assert!(server.is_sent() && !server.is_validated());
+    let mut asked = Vec::new();
+    while asked.is_empty() {
+        now = server
+            .poll_timeout()
+            .unwrap()
+            .max(now + Duration::from_millis(1));
+        let sent = transmit(&mut server, now);
+        let all = sent.iter().flat_map(|datagram| segments_of(datagram));
+        asked.extend(all.filter(|header| header.cmd == Command::Push));
+    }
+    assert!(
+        asked
+            .iter()
+            .all(|asked| (asked.sn, asked.len) == (u32::MAX, 0))
+    );
 }

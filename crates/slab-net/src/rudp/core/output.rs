@@ -273,14 +273,15 @@ impl Session {
 
     /// Makes the peer show that it receives at its address, whatever its implementation, even with nothing to send:
     /// every KCP acknowledges once more a segment that it has had long ago, with its `ts`, and does nothing else
-    /// with it. (`IKCP_CMD_PUSH` in `ikcp_input` of C's ikcp.c; kcp-go and the crate `kcp` do the same.)
+    /// with it. (`IKCP_CMD_PUSH` in `ikcp_input` of C's ikcp.c; kcp-go and the crate `kcp` do the same.) It is
+    /// from before the first, since a peer that began anew has had none.
     fn write_challenge(&mut self, control: &mut ControlWriter<'_>) {
         if self.path.validated || !control.has_room() {
             return;
         }
         let header = Header {
             ts: self.token,
-            sn: self.send.una().wrapping_sub(1),
+            sn: self.send.first().wrapping_sub(1),
             ..self.header(Command::Push)
         };
         control.put(header, &[]);

@@ -123,6 +123,7 @@ impl List {
 pub(super) struct SendQueue {
     slots: Ring<Slot>,
     pub(super) blocks: Blocks,
+    first: u32,
     una: u32,
     next: u32,
     end: u32,
@@ -138,6 +139,7 @@ impl SendQueue {
         Self {
             slots: Ring::new(1),
             blocks,
+            first,
             una: first,
             next: first,
             end: first,
@@ -146,6 +148,11 @@ impl SendQueue {
             lost: List::default(),
             serial: 0,
         }
+    }
+
+    /// The first of all segments.
+    pub(super) fn first(&self) -> u32 {
+        self.first
     }
 
     /// The first segment that is not acknowledged.
