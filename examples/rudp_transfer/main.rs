@@ -17,6 +17,8 @@
 //! a failed transfer, a hash that differs, or Ctrl-C is one line and status 1. Unless another signal kills it, it
 //! leaves no file behind.
 
+#[path = "../common/interruption.rs"]
+mod interruption;
 mod options;
 mod path;
 mod progress;
@@ -24,6 +26,7 @@ mod source;
 mod transfer;
 
 use clap::Parser;
+use interruption::interruption;
 use options::Options;
 use progress::Progress;
 use slab_net::PacketPool;
@@ -63,28 +66,6 @@ async fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => print_error(&*error, 1),
     }
-}
-
-/// Completes at Ctrl-C or SIGTERM.
-fn interruption() -> std::io::Result<impl Future<Output = ()>> {
-    #[cfg(unix)]
-    {
-        use tokio::signal::unix::{SignalKind, signal};
-        let mut interrupt = signal(SignalKind::interrupt())?;
-        let mut terminate = signal(SignalKind::terminate())?;
-        Ok(async move {
-            tokio::select! {
-                _ = interrupt.recv() => {}
-                _ = terminate.recv() => {}
-            }
-        })
-    }
-    #[cfg(not(unix))]
-    Ok(async {
-        if tokio::signal::ctrl_c().await.is_err() {
-            std::future::pending().await
-        }
-    })
 }
 
 /// Prints the error and its causes, in one line. If the reader is gone, nobody can be told.

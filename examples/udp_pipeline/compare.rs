@@ -1,9 +1,9 @@
 //! `--mode all`: runs each mode in a process of its own, so that no mode inherits another's memory, and
 //! prints a table.
 
+use crate::interruption::interruption;
 use crate::options::Mode;
 use crate::report::{self, Figures, say};
-use crate::run::interruption;
 use std::env;
 use std::error::Error;
 use std::pin::{Pin, pin};

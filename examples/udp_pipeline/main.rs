@@ -23,6 +23,8 @@ mod bytesmut_batch;
 mod bytesmut_packet;
 mod channels;
 mod compare;
+#[path = "../common/interruption.rs"]
+mod interruption;
 mod load;
 mod options;
 mod pool;

@@ -4,6 +4,7 @@ use crate::allocations;
 use crate::bytesmut_batch::BytesMutBatches;
 use crate::bytesmut_packet::BytesMutPackets;
 use crate::channels::ChannelServer;
+use crate::interruption::interruption;
 use crate::load::{Load, Sent};
 use crate::options::{Metrics, Mode, Options, Rate};
 use crate::pool::PoolServer;
@@ -14,7 +15,7 @@ use crate::totals::Totals;
 use packet_slab::slab_core::ClassStats;
 use packet_slab::slab_metrics::{Collector, Exporter, MetricsServer};
 use std::error::Error;
-use std::future::{Future, pending};
+use std::future::pending;
 use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::{interval_at, sleep};
@@ -214,28 +215,6 @@ fn announce(options: &Options, server: &dyn Server, page: Option<&MetricsServer>
         )),
         None => say("runs until Ctrl-C"),
     }
-}
-
-/// Completes at Ctrl-C or SIGTERM.
-pub(crate) fn interruption() -> std::io::Result<impl Future<Output = ()>> {
-    #[cfg(unix)]
-    {
-        use tokio::signal::unix::{SignalKind, signal};
-        let mut interrupt = signal(SignalKind::interrupt())?;
-        let mut terminate = signal(SignalKind::terminate())?;
-        Ok(async move {
-            tokio::select! {
-                _ = interrupt.recv() => {}
-                _ = terminate.recv() => {}
-            }
-        })
-    }
-    #[cfg(not(unix))]
-    Ok(async {
-        if tokio::signal::ctrl_c().await.is_err() {
-            pending().await
-        }
-    })
 }
 
 /// The counters at one end of the steady state.

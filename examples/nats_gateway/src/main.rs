@@ -12,10 +12,13 @@
 //! The README beside this explains how several gateways share a port, and how their metrics add up.
 
 mod gateway;
+#[path = "../../common/interruption.rs"]
+mod interruption;
 mod options;
 
 use clap::Parser;
 use gateway::Gateway;
+use interruption::interruption;
 use options::Options;
 use std::error::Error;
 use std::io::Write;
@@ -72,28 +75,6 @@ async fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
     Ok(match ended.is_none() && outcome.adds_up() {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,
-    })
-}
-
-/// Completes at Ctrl-C or SIGTERM.
-fn interruption() -> std::io::Result<impl Future<Output = ()>> {
-    #[cfg(unix)]
-    {
-        use tokio::signal::unix::{SignalKind, signal};
-        let mut interrupt = signal(SignalKind::interrupt())?;
-        let mut terminate = signal(SignalKind::terminate())?;
-        Ok(async move {
-            tokio::select! {
-                _ = interrupt.recv() => {}
-                _ = terminate.recv() => {}
-            }
-        })
-    }
-    #[cfg(not(unix))]
-    Ok(async {
-        if tokio::signal::ctrl_c().await.is_err() {
-            std::future::pending().await
-        }
     })
 }
 
