@@ -4,7 +4,7 @@
 mod rudp_common;
 
 use rudp_common::counting::{Counting, allocations, assert_echo_allocates_nothing, bytes};
-use rudp_common::sockets::any;
+use rudp_common::sockets::{any, pool};
 use slab_net::rudp::{
     Connection, Endpoint, EndpointConfig, MemoryBudget, Session, SessionConfig, Side, Time,
 };
@@ -14,14 +14,6 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 #[global_allocator]
 static GLOBAL: Counting = Counting;
-
-fn pool() -> PacketPool {
-    PacketPool::builder()
-        .max_memory(64 << 20)
-        .headroom(24)
-        .build()
-        .unwrap()
-}
 
 struct Core {
     pool: PacketPool,

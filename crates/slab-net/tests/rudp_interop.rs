@@ -4,10 +4,10 @@
 
 mod rudp_common;
 
-use rudp_common::sockets::any;
-use rudp_common::{Random, proxy};
+use rudp_common::proxy;
+use rudp_common::sockets::{any, bytes, pool};
+use slab_net::Packet;
 use slab_net::rudp::{Congestion, Connection, Endpoint, EndpointConfig, SendError, SessionConfig};
-use slab_net::{Packet, PacketPool};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
@@ -123,25 +123,12 @@ impl Case {
     }
 }
 
-fn pool() -> PacketPool {
-    PacketPool::builder()
-        .max_memory(32 << 20)
-        .headroom(24)
-        .build()
-        .unwrap()
-}
-
-fn bytes(seed: usize, len: usize) -> Vec<u8> {
-    let mut random = Random::new(seed as u64);
-    (0..len).map(|_| random.next() as u8).collect()
-}
-
 /// Exchanges messages of all lengths with a peer that echoes them.
 async fn exchange(client: Connection, case: Case) {
     if case.stream {
         let mut stream = client.into_stream();
         for (seed, len) in case.lengths() {
-            let data = bytes(seed, len);
+            let data = bytes(seed as u64, len);
             stream.write_all(&data).await.unwrap();
             let mut answer = vec![0; len];
             stream.read_exact(&mut answer).await.unwrap();
@@ -149,7 +136,7 @@ async fn exchange(client: Connection, case: Case) {
         }
     } else {
         for (seed, len) in case.lengths() {
-            let data = bytes(seed, len);
+            let data = bytes(seed as u64, len);
             client.send_slice(&data).await.unwrap();
             let answer = client.recv().await.unwrap().unwrap();
             assert!(answer == data[..], "{case:?}: {len} bytes");
@@ -244,7 +231,7 @@ async fn their_client_with_our_server() {
             .unwrap();
         let talk = async {
             for (seed, len) in case.lengths() {
-                let data = bytes(seed, len);
+                let data = bytes(seed as u64, len);
                 let mut sent = 0;
                 while sent < len {
                     sent += client.send(&data[sent..]).await.unwrap();

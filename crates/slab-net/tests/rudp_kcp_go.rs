@@ -9,8 +9,7 @@
 mod rudp_common;
 
 use rudp_common::proxy;
-use rudp_common::sockets::any;
-use slab_net::PacketPool;
+use rudp_common::sockets::{any, bytes, pool};
 use slab_net::rudp::{Congestion, Endpoint, EndpointConfig, SessionConfig};
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -188,18 +187,6 @@ impl Drop for Killed {
     }
 }
 
-fn pool() -> PacketPool {
-    PacketPool::builder()
-        .max_memory(32 << 20)
-        .headroom(24)
-        .build()
-        .unwrap()
-}
-
-fn bytes(seed: usize, len: usize) -> Vec<u8> {
-    (0..len).map(|n| (n * 7 + n / 251 + seed) as u8).collect()
-}
-
 async fn our_client_with_their_server(protection: Protection) {
     let Some(program) = program() else { return };
     for case in CASES {
@@ -216,7 +203,7 @@ async fn our_client_with_their_server(protection: Protection) {
         let client = endpoint.connect_as(address, case.conv).unwrap();
         let exchange = async {
             for (seed, len) in LENGTHS.into_iter().enumerate() {
-                let data = bytes(seed, len);
+                let data = bytes(seed as u64, len);
                 client.send_slice(&data).await.unwrap();
                 // kcp-go sends each segment as a message of its own.
                 let mut answer = Vec::new();

@@ -5,15 +5,15 @@
 
 mod rudp_common;
 
-use rudp_common::sockets::{accept, any, fast, recv, wait_until};
+use rudp_common::sockets::{accept, any, fast, pool, recv, wait_until, wait_until_pool_unused};
 use rudp_common::{Random, proxy};
+use slab_net::Packet;
 use slab_net::rudp::crypto::AesGcm;
 use slab_net::rudp::fec::FecShards;
 use slab_net::rudp::wire::{Command, HEADER_BYTES, Header};
 use slab_net::rudp::{
     CloseReason, Connection, Endpoint, EndpointConfig, SessionConfig, TryRecvError,
 };
-use slab_net::{Packet, PacketPool};
 use std::cell::RefCell;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -81,21 +81,6 @@ impl Kind {
         }
         config
     }
-}
-
-fn pool() -> PacketPool {
-    let builder = PacketPool::builder().max_memory(32 << 20).headroom(24);
-    builder.build().unwrap()
-}
-
-async fn wait_until_pool_unused(pool: &PacketPool) {
-    for _ in 0..500 {
-        if pool.slab().stats().in_use() == 0 {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    panic!("{} chunks in use", pool.slab().stats().in_use());
 }
 
 fn bytes(random: &mut Random, len: usize) -> Vec<u8> {

@@ -8,8 +8,7 @@ mod rudp_common;
 use rudp_common::counting::{
     Counting, allocations, assert_allocates_nothing, assert_echo_allocates_nothing, bytes,
 };
-use rudp_common::sockets::any;
-use slab_net::PacketPool;
+use rudp_common::sockets::{any, pool};
 use slab_net::rudp::crypto::{AesGcm, NONCE_BYTES, TAG_BYTES};
 use slab_net::rudp::fec::{FEC_HEADER_BYTES, FecDecoder, FecEncoder, FecShards};
 use slab_net::rudp::{Connection, Endpoint, EndpointConfig, MemoryBudget, SessionConfig, Time};
@@ -17,11 +16,6 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 #[global_allocator]
 static GLOBAL: Counting = Counting;
-
-fn pool() -> PacketPool {
-    let builder = PacketPool::builder().max_memory(64 << 20).headroom(24);
-    builder.build().unwrap()
-}
 
 fn configs(session: SessionConfig) -> [EndpointConfig; 3] {
     let (plain, key) = (EndpointConfig::new(session), AesGcm::new(&[7; 16]).unwrap());
