@@ -11,13 +11,10 @@ use slab_net::udp::{Coalescing, SocketStats, Transmit, UdpReceiver, UdpSender};
 use std::future::{pending, ready};
 #[cfg(target_os = "linux")]
 use std::io::ErrorKind;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::time::Duration;
-
-const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
-/// Limits only how long a broken test takes to fail.
-const HANG: Duration = Duration::from_secs(20);
+use udp_common::{HANG, LOOPBACK};
 
 fn pool() -> PacketPool {
     PacketPool::builder().max_memory(2 << 20).build().unwrap()

@@ -6,16 +6,13 @@ use bytes::BytesMut;
 use futures_util::FutureExt;
 use slab_net::PacketPool;
 use slab_net::udp::{BytesMutReceiver, Coalescing, Transmit, UdpReceiver};
-use std::net::{Ipv4Addr, SocketAddr};
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use udp_common::warnings::{field, on_warning};
+use udp_common::{HANG, LOOPBACK};
 
-const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
-/// Limits only how long a broken test takes to fail.
-const HANG: Duration = Duration::from_secs(20);
 const BUFFER: usize = 64 << 10;
 
 fn bind(max_memory: usize) -> BytesMutReceiver {

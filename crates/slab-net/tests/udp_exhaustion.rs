@@ -4,14 +4,9 @@ mod udp_common;
 
 use slab_net::udp::{Coalescing, PacketBatch, Transmit, UdpReceiver};
 use slab_net::{PacketPool, SizeClasses};
-use std::net::{Ipv4Addr, SocketAddr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
-use udp_common::exhaust;
-
-const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
-/// Limits only how long a broken test takes to fail.
-const HANG: Duration = Duration::from_secs(20);
+use udp_common::{HANG, LOOPBACK, exhaust};
 
 fn small_pool() -> PacketPool {
     PacketPool::builder().max_memory(1 << 20).build().unwrap()

@@ -6,7 +6,6 @@ mod udp_common;
 
 #[cfg(target_os = "linux")]
 use futures_util::SinkExt;
-use slab_net::PacketPool;
 use slab_net::udp::{Coalescing, Ecn, PacketBatch, Transmit, UdpReceiver, UdpSender};
 #[cfg(target_os = "linux")]
 use slab_net::{Packet, udp::Outgoing};
@@ -15,19 +14,10 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, SystemTime};
 #[cfg(target_os = "linux")]
-use udp_common::skipped;
-#[cfg(target_os = "linux")]
 use udp_common::warnings::{field, on_warning};
-
-const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
-
-/// Limits only how long a broken test takes to fail.
 #[cfg(target_os = "linux")]
-const HANG: Duration = Duration::from_secs(20);
-
-fn pool() -> PacketPool {
-    PacketPool::builder().max_memory(16 << 20).build().unwrap()
-}
+use udp_common::{HANG, skipped};
+use udp_common::{LOOPBACK, pool};
 
 fn off(max_datagram: usize) -> Coalescing {
     Coalescing::Off { max_datagram }

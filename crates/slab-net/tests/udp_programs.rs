@@ -14,15 +14,12 @@ use slab_net::slab_core::Chunk;
 use slab_net::udp::{Coalescing, PacketBatch, SocketMonitor, Transmit, UdpReceiver, UdpSender};
 use slab_net::{PacketPool, SizeClasses};
 use std::collections::VecDeque;
-use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
+use udp_common::{HANG, LOOPBACK};
 
-const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
-/// Limits only how long a broken test takes to fail.
-const HANG: Duration = Duration::from_secs(20);
 const STEPS: usize = 120;
 /// What may be queued in a socket, by a generous estimate of what the kernel counts, so that it drops none.
 const MOST_QUEUED: usize = 300_000;

@@ -11,17 +11,15 @@ use slab_net::PacketPool;
 #[cfg(target_os = "linux")]
 use slab_net::udp::QuinnSocket;
 use slab_net::udp::{Coalescing, SocketMonitor, Transmit, UdpReceiver, UdpReceiverBuilder};
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::Ipv4Addr;
 #[cfg(target_os = "linux")]
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 #[cfg(target_os = "linux")]
-use udp_common::warnings::on_event;
-
-const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
-/// Limits only how long a broken test takes to fail.
+use udp_common::HANG;
+use udp_common::LOOPBACK;
 #[cfg(target_os = "linux")]
-const HANG: std::time::Duration = std::time::Duration::from_secs(20);
+use udp_common::warnings::on_event;
 
 fn configs() -> (ServerConfig, ClientConfig) {
     let made = rcgen::generate_simple_self_signed(vec!["localhost".into()]).unwrap();

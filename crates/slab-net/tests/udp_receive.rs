@@ -6,11 +6,9 @@ use slab_net::PacketPool;
 use slab_net::udp::{BindError, Coalescing, Transmit, UdpReceiver, UdpSender};
 use std::collections::HashMap;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::Ipv4Addr;
 use std::num::NonZeroUsize;
-use udp_common::{payload, skipped};
-
-const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+use udp_common::{LOOPBACK, payload, receive, skipped};
 
 fn pool(mebibytes: usize) -> PacketPool {
     PacketPool::builder()
@@ -26,15 +24,6 @@ fn both_modes() -> [Coalescing; 2] {
             max_datagram: 65507,
         },
     ]
-}
-
-async fn receive(receiver: &mut UdpReceiver, count: usize) -> Vec<Vec<u8>> {
-    let mut payloads = Vec::new();
-    while payloads.len() < count {
-        let batch = receiver.recv_batch().await.unwrap();
-        payloads.extend(batch.iter().map(|datagram| datagram.packet.to_vec()));
-    }
-    payloads
 }
 
 #[tokio::test]

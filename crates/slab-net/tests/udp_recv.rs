@@ -11,22 +11,14 @@ use slab_net::{PacketPool, SizeClasses};
 use socket2::SockRef;
 #[cfg(target_os = "linux")]
 use std::io::ErrorKind;
-use std::net::{Ipv4Addr, SocketAddr};
+#[cfg(target_os = "linux")]
+use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::{Context, Waker};
 #[cfg(target_os = "linux")]
-use std::{os::fd::AsFd, time::Duration};
-use udp_common::{assert_errors_let_others_run, payload};
-
-const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
-/// Limits only how long a broken test takes to fail.
-#[cfg(target_os = "linux")]
-const HANG: Duration = Duration::from_secs(20);
-
-fn pool() -> PacketPool {
-    PacketPool::builder().max_memory(16 << 20).build().unwrap()
-}
+use udp_common::HANG;
+use udp_common::{LOOPBACK, assert_errors_let_others_run, payload, pool};
 
 fn bind(pool: &PacketPool, coalescing: Coalescing) -> UdpReceiver {
     UdpReceiver::builder(pool)

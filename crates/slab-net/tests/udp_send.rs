@@ -1,19 +1,16 @@
 //! Sending to real sockets: segments, replies, and what the system refuses.
 
+mod udp_common;
+
 use bytes::Buf;
 use futures_util::SinkExt;
 use slab_net::udp::{
     BindError, Coalescing, Ecn, Outgoing, SendErrorKind, Transmit, UdpReceiver, UdpSender,
 };
-use slab_net::{Packet, PacketChain, PacketPool};
+use slab_net::{Packet, PacketChain};
 use std::io::IoSlice;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-
-const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
-
-fn pool() -> PacketPool {
-    PacketPool::builder().max_memory(16 << 20).build().unwrap()
-}
+use udp_common::{LOOPBACK, pool, receive};
 
 #[tokio::test]
 async fn a_reply_is_complete_and_comes_from_the_address_it_was_sent_to() {
@@ -223,15 +220,6 @@ async fn an_ipv4_socket_takes_a_mapped_destination_and_a_mapped_peer() {
         assert_eq!(sender.send(&rest.ecn(Ecn::Ect0)).await.unwrap(), 2);
         assert_eq!(receive(&mut receiver, 3).await, [b"one", b"two", b"six"]);
     }
-}
-
-async fn receive(receiver: &mut UdpReceiver, count: usize) -> Vec<Vec<u8>> {
-    let mut payloads = Vec::new();
-    while payloads.len() < count {
-        let batch = receiver.recv_batch().await.unwrap();
-        payloads.extend(batch.iter().map(|datagram| datagram.packet.to_vec()));
-    }
-    payloads
 }
 
 #[tokio::test]

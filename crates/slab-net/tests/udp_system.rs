@@ -19,9 +19,7 @@ use std::thread;
 use std::time::Duration;
 use udp_common::network::{ioctl, request, run_on_own_thread, set_link_up, unshare_network};
 use udp_common::warnings::on_event;
-use udp_common::{checked, fail_sends, fail_syscall_if, skipped};
-
-const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+use udp_common::{LOOPBACK, checked, fail_sends, fail_syscall_if, skipped};
 
 fn pool() -> PacketPool {
     PacketPool::builder().max_memory(8 << 20).build().unwrap()

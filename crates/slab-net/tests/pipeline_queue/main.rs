@@ -14,12 +14,7 @@ mod wakers;
 use slab_net::pipeline::{Overflow, QueueReceiver, QueueSender, flow_queues, queue};
 use slab_net::udp::{Coalescing, PacketBatch, Transmit, UdpReceiver};
 use slab_net::{PacketPool, PacketPoolBuilder};
-use std::net::{Ipv4Addr, SocketAddr};
-use std::time::Duration;
-
-const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
-/// Limits only how long a broken test takes to fail.
-const HANG: Duration = Duration::from_secs(20);
+use udp_common::{HANG, LOOPBACK};
 
 /// A socket that sends to itself, to make batches of any number of datagrams.
 struct Source {

@@ -8,7 +8,18 @@ pub(crate) mod tap;
 pub(crate) mod warnings;
 
 use slab_net::PacketPool;
+use slab_net::udp::UdpReceiver;
 use std::io::{self, Write as _};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+pub(crate) const LOOPBACK: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+/// Limits only how long a broken test takes to fail.
+pub(crate) const HANG: Duration = Duration::from_secs(20);
+
+pub(crate) fn pool() -> PacketPool {
+    PacketPool::builder().max_memory(16 << 20).build().unwrap()
+}
 
 /// Prints that there is nothing to test here; an error if `SLAB_NET_NO_SKIP` is set. CI sets it on systems
 /// that support everything, so that no test is skipped there silently.
@@ -32,6 +43,16 @@ pub(crate) fn payload(seed: u64, len: usize) -> Vec<u8> {
             state as u8
         })
         .collect()
+}
+
+/// Receives datagrams until there are so many, and returns their payloads.
+pub(crate) async fn receive(receiver: &mut UdpReceiver, count: usize) -> Vec<Vec<u8>> {
+    let mut payloads = Vec::new();
+    while payloads.len() < count {
+        let batch = receiver.recv_batch().await.unwrap();
+        payloads.extend(batch.iter().map(|datagram| datagram.packet.to_vec()));
+    }
+    payloads
 }
 
 /// Allocates all memory of the pool, down to its smallest class.

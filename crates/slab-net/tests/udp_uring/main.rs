@@ -21,18 +21,13 @@ use slab_net::udp::{
 };
 use slab_net::{PacketPool, SizeClasses};
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Context;
-use std::time::Duration;
-use udp_common::skipped;
 use udp_common::warnings::on_warning;
+use udp_common::{HANG, LOOPBACK, skipped};
 
-const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
-/// Limits only how long a broken test takes to fail.
-const HANG: Duration = Duration::from_secs(20);
 const OFF: Coalescing = Coalescing::Off { max_datagram: 1500 };
 
 /// With a class for a super-buffer and its prefix.
