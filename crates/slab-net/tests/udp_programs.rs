@@ -9,29 +9,20 @@
 mod programs;
 mod udp_common;
 
-use programs::Random;
+use programs::{Random, Woken};
 use slab_net::slab_core::Chunk;
 use slab_net::udp::{Coalescing, PacketBatch, SocketMonitor, Transmit, UdpReceiver, UdpSender};
 use slab_net::{PacketPool, SizeClasses};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, Wake, Waker};
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 use udp_common::{HANG, LOOPBACK};
 
 const STEPS: usize = 120;
 /// What may be queued in a socket, by a generous estimate of what the kernel counts, so that it drops none.
 const MOST_QUEUED: usize = 300_000;
-
-#[derive(Default)]
-struct Woken(AtomicBool);
-
-impl Wake for Woken {
-    fn wake(self: Arc<Self>) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
 
 /// A receiver, and what was sent to it.
 struct Endpoint {

@@ -1,12 +1,11 @@
 //! What a program's futures are, and what the model says of them.
 
 use crate::model::{Item, Offered, Queue};
+use crate::programs::Woken;
 use slab_net::udp::PacketBatch;
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::Wake;
 
 /// What a future waits for, and the batches that it holds.
 #[derive(Clone, Debug)]
@@ -121,15 +120,6 @@ impl Kind {
             self,
             Self::Send(..) | Self::SendMany { .. } | Self::Recv(_) | Self::RecvMany(_, 1..)
         )
-    }
-}
-
-#[derive(Default)]
-pub(crate) struct Woken(pub(crate) AtomicBool);
-
-impl Wake for Woken {
-    fn wake(self: Arc<Self>) {
-        self.0.store(true, Ordering::Relaxed);
     }
 }
 

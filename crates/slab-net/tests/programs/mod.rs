@@ -9,6 +9,19 @@ mod random;
 pub(crate) use random::Random;
 use std::io::{self, Write as _};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Wake;
+
+/// Whether a task was woken.
+#[derive(Default)]
+pub(crate) struct Woken(pub(crate) AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
 
 /// Runs the program of each seed, `default` of them, on a runtime of one thread. Returns whether these were
 /// all, and not what the environment asks for.

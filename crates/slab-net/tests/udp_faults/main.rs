@@ -20,3 +20,8 @@ mod programs;
 mod quinn_receiving;
 mod receiving;
 mod sending;
+
+use std::time::Duration;
+
+/// Limits only how long a broken test takes to fail.
+const HANG: Duration = Duration::from_secs(20);

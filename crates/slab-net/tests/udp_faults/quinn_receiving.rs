@@ -1,6 +1,7 @@
 //! What quinn gets of whatever arrives: each datagram once and in order, or counted as truncated; each error
 //! once, but none that others cause; and whoever waits is woken.
 
+use crate::HANG;
 use crate::kernel::{Arrival, Arrived, install, kernel, uninstall};
 use crate::programs::{self, Random};
 use quinn::AsyncUdpSocket;
@@ -12,10 +13,7 @@ use std::future::poll_fn;
 use std::io::{self, IoSliceMut};
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd};
-use std::time::Duration;
 
-/// Limits only how long a broken test takes to fail.
-const HANG: Duration = Duration::from_secs(20);
 const STEPS: usize = 100;
 
 /// What a call of quinn's has to return, in this order.

@@ -1,8 +1,9 @@
 //! Whatever arrives: each datagram is delivered once, in order and as it was, or counted as dropped for one
 //! reason; each error is returned once; who waits is woken; all memory comes back.
 
+use crate::HANG;
 use crate::kernel::{Arrival, Arrived, install, kernel, uninstall};
-use crate::programs::{self, Random};
+use crate::programs::{self, Random, Woken};
 use bytes::BytesMut;
 use slab_net::PacketPool;
 use slab_net::pipeline::{Ended, Overflow, forward, queue};
@@ -16,22 +17,10 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, Wake, Waker};
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, Waker};
 
 const STEPS: usize = 150;
-/// Limits only how long a broken test takes to fail.
-const HANG: Duration = Duration::from_secs(20);
-
-#[derive(Default)]
-struct Woken(AtomicBool);
-
-impl Wake for Woken {
-    fn wake(self: Arc<Self>) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
 
 enum Receiver {
     Pool(Box<UdpReceiver>),

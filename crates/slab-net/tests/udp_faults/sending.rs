@@ -1,6 +1,7 @@
 //! Whatever the kernel does, the datagrams that it has are the first of those that were to be sent, each once
 //! and as it was, and their number is the one that is returned.
 
+use crate::HANG;
 use crate::kernel::{Path, Sent, install, kernel, uninstall};
 use crate::programs::{self, Random};
 use futures_util::SinkExt;
@@ -12,10 +13,7 @@ use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd};
-use std::time::Duration;
 
-/// Limits only how long a broken test takes to fail.
-const HANG: Duration = Duration::from_secs(20);
 /// Steps of a program.
 const STEPS: usize = 60;
 
