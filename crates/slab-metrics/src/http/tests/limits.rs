@@ -178,17 +178,7 @@ async fn every_page_is_compressed_if_the_client_accepts_that() {
         collector.register_pool(&pool).unwrap();
     }
     let server = Running::start_with(Exporter::new(collector), |_| ()).await;
-    let get = async |path: &str, accept: &str| {
-        let mut client = server.connect().await;
-        let request =
-            format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{accept}\r\n");
-        client.write_all(request.as_bytes()).await.unwrap();
-        let mut answer = Vec::new();
-        client.read_to_end(&mut answer).await.unwrap();
-        let end = answer.windows(4).position(|w| w == b"\r\n\r\n").unwrap() + 4;
-        let body = answer.split_off(end);
-        (String::from_utf8(answer).unwrap(), body)
-    };
+    let get = async |path: &str, accept: &str| server.get_with(path, accept).await;
     let openmetrics = "accept: application/openmetrics-text\r\n";
     for (path, accept) in [
         ("/metrics", ""),

@@ -63,6 +63,19 @@ impl Running {
         self.exchange(request("GET", path).as_bytes()).await
     }
 
+    /// As [`get`](Self::get), with a line of the request's head, such as `accept: text/plain\r\n`. Returns the answer's
+    /// head and its body.
+    async fn get_with(&self, path: &str, line: &str) -> (String, Vec<u8>) {
+        let mut client = self.connect().await;
+        let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{line}\r\n");
+        client.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        client.read_to_end(&mut answer).await.unwrap();
+        let end = answer.windows(4).position(|w| w == b"\r\n\r\n").unwrap() + 4;
+        let body = answer.split_off(end);
+        (String::from_utf8(answer).unwrap(), body)
+    }
+
     async fn until_ended(&self, end: End, count: u64) {
         while self.stats.count(end) < count {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -169,26 +182,16 @@ async fn a_client_gets_the_format_that_it_asks_for() {
     let collector = Collector::new();
     collector.register_pool(&pool).unwrap();
     let server = Running::start_with(Exporter::new(collector), |_| ()).await;
-    let ask = async |accept: &str| {
-        let mut client = server.connect().await;
-        let request =
-            format!("GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{accept}\r\n\r\n");
-        client.write_all(request.as_bytes()).await.unwrap();
-        let mut answer = Vec::new();
-        client.read_to_end(&mut answer).await.unwrap();
-        let end = answer.windows(4).position(|w| w == b"\r\n\r\n").unwrap() + 4;
-        let body = answer.split_off(end);
-        (String::from_utf8(answer).unwrap(), body)
-    };
-    let (head, body) = ask("accept: application/openmetrics-text;version=1.0.0").await;
+    let ask = async |line: &str| server.get_with("/metrics", line).await;
+    let (head, body) = ask("accept: application/openmetrics-text;version=1.0.0\r\n").await;
     assert!(head.contains("content-type: application/openmetrics-text; version=1.0.0"));
     assert!(head.contains("vary: accept, accept-encoding\r\n"));
     assert!(body.ends_with(b"\n# EOF\n"));
     assert!(!head.contains("content-encoding"));
 
-    let (head, plain) = ask("accept: text/plain").await;
+    let (head, plain) = ask("accept: text/plain\r\n").await;
     assert!(head.contains("content-type: text/plain; version=0.0.4"));
-    let (head, packed) = ask("accept-encoding: deflate, gzip").await;
+    let (head, packed) = ask("accept-encoding: deflate, gzip\r\n").await;
     assert!(head.contains("content-encoding: gzip\r\n"));
     assert!(head.contains("content-type: text/plain; version=0.0.4"));
     assert!(packed.len() * 5 < plain.len(), "{}", packed.len());
