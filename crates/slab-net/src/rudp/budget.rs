@@ -66,11 +66,6 @@ pub(super) struct Account {
 }
 
 impl Account {
-    /// Another account of the same budget, without a reservation.
-    pub(super) fn sibling(&self) -> Self {
-        self.budget.account()
-    }
-
     /// Reserves `bytes` more; if they do not fit, reserves nothing and returns `false`.
     pub(super) fn reserve(&mut self, bytes: usize) -> bool {
         self.reserve_within(self.budget.limit(), bytes)

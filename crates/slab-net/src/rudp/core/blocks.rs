@@ -95,11 +95,6 @@ impl Blocks {
         self.account.bytes()
     }
 
-    /// Another account of the same budget.
-    pub(super) fn sibling_account(&self) -> Account {
-        self.account.sibling()
-    }
-
     /// Lays out a segment of `payload`, which `more` bytes of segments will follow at once; `None` if there is no
     /// memory. `alone`: nothing is in flight, nor to be sent, but the message that it belongs to.
     // Inlined so that the place is not read back from the stack, which would wait until all of the payload, written

@@ -173,9 +173,11 @@ impl Session {
     }
 
     fn datagrams_mut(&mut self) -> &mut Datagrams {
-        let (max_unread, account) = (self.context.config.recv_window as usize, &self.send.blocks);
-        self.datagrams
-            .get_or_insert_with(|| Box::new(Datagrams::new(max_unread, account.sibling_account())))
+        let context = &self.context;
+        self.datagrams.get_or_insert_with(|| {
+            let max_unread = context.config.recv_window as usize;
+            Box::new(Datagrams::new(max_unread, context.budget.account()))
+        })
     }
 
     /// A datagram has come, already checked. If it is `transient`, only a copy is kept.
