@@ -312,7 +312,7 @@ impl Connection {
     /// Returns why the session has ended, if it has.
     #[must_use]
     pub fn ended(&self) -> Option<CloseReason> {
-        self.link().ended()
+        self.link().lock().session.ended()
     }
 
     /// Returns the smoothed round-trip time, or `None` before the first sample.

@@ -3,7 +3,6 @@
 mod sending;
 
 use super::super::core::Session;
-use super::super::error::CloseReason;
 use super::super::time::Time;
 use super::addresses::Addresses;
 use super::shared::Shared;
@@ -319,11 +318,6 @@ impl Link {
         inner.watchers.wake(woken);
         self.remove(inner);
     }
-
-    /// Why the session has ended, if it has.
-    pub(super) fn ended(&self) -> Option<CloseReason> {
-        self.lock().session.ended()
-    }
 }
 
 impl core::fmt::Debug for Link {
@@ -337,6 +331,7 @@ impl core::fmt::Debug for Link {
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::error::CloseReason;
     use super::super::{Connection, Endpoint, EndpointConfig};
     use super::*;
     use crate::packet::PacketPool;
