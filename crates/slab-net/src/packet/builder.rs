@@ -171,7 +171,7 @@ impl PacketPoolBuilder {
     /// created by its first use. Otherwise the same as [`build`](Self::build).
     pub fn install_default(self) -> Result<PacketPool, PacketPoolError> {
         let pool = self.build()?;
-        match settings::set_default(pool.clone()) {
+        match settings::DEFAULT_POOL.set(pool.clone()) {
             Ok(()) => Ok(pool),
             Err(_) => Err(PacketPoolError::DefaultInUse),
         }

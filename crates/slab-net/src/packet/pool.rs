@@ -88,7 +88,7 @@ impl PacketPool {
     /// If the pool has to be created and the system does not reserve its address range. Everything that
     /// uses the default pool then panics too. The next use tries again.
     pub fn default_pool() -> &'static Self {
-        settings::default_pool(|| {
+        settings::DEFAULT_POOL.get_or_init(|| {
             Self::builder()
                 .build()
                 .expect("the default packet pool needs 64 MiB of address space")

@@ -203,7 +203,7 @@ fn slab_identity(slab: &SlabPool) -> usize {
 }
 
 /// The pool of the constructors that take none.
-static DEFAULT: OnceLock<PacketPool> = OnceLock::new();
+pub(super) static DEFAULT_POOL: OnceLock<PacketPool> = OnceLock::new();
 
 fn registry() -> RwLockReadGuard<'static, Vec<RegistryEntry>> {
     // A poisoned list is intact: nothing can panic halfway through a change to it.
@@ -225,7 +225,7 @@ pub(super) fn register(new: Settings) -> Arc<Settings> {
 /// Returns the packet pool that a chunk came from, or one with plain settings if its slab pool has no
 /// open packet pool; `None` if the slab pool is closed.
 pub(super) fn pool_of(chunk: &SharedChunk) -> Option<PacketPool> {
-    if let Some(pool) = DEFAULT.get()
+    if let Some(pool) = DEFAULT_POOL.get()
         && chunk.belongs_to(pool.slab())
     {
         return Some(pool.clone());
@@ -239,16 +239,6 @@ pub(super) fn pool_of(chunk: &SharedChunk) -> Option<PacketPool> {
     // Not listed: settings that only this buffer knows would be mistaken for the next one's.
     let settings = settings.unwrap_or_else(|| Arc::new(Settings::with_defaults(slab)));
     Some(PacketPool::from_settings(settings))
-}
-
-/// Returns the process-wide pool, made by `make` if there is none yet.
-pub(super) fn default_pool(make: impl FnOnce() -> PacketPool) -> &'static PacketPool {
-    DEFAULT.get_or_init(make)
-}
-
-/// Makes `pool` the process-wide one; returns it if there already is one.
-pub(super) fn set_default(pool: PacketPool) -> Result<(), PacketPool> {
-    DEFAULT.set(pool)
 }
 
 #[cfg(all(test, not(loom)))]
