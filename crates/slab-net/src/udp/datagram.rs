@@ -104,8 +104,7 @@ impl Ecn {
         }
     }
 
-    #[cfg(target_os = "linux")]
-    pub(super) fn bits(self) -> i32 {
+    pub(super) fn bits(self) -> u8 {
         match self {
             Self::Ect1 => 0b01,
             Self::Ect0 => 0b10,

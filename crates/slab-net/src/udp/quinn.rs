@@ -123,16 +123,13 @@ impl QuinnSocket {
 }
 
 fn recv_meta(received: &Received) -> RecvMeta {
+    let meta = &received.meta;
     RecvMeta {
-        addr: received.meta.source,
+        addr: meta.source,
         len: received.len,
         stride: received.stride,
-        ecn: received.meta.ecn.map(|ecn| match ecn {
-            Ecn::Ect0 => EcnCodepoint::Ect0,
-            Ecn::Ect1 => EcnCodepoint::Ect1,
-            Ecn::Ce => EcnCodepoint::Ce,
-        }),
-        dst_ip: received.meta.destination,
+        ecn: meta.ecn.map(Ecn::bits).and_then(EcnCodepoint::from_bits),
+        dst_ip: meta.destination,
     }
 }
 

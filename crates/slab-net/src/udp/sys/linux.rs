@@ -303,7 +303,7 @@ impl Backend {
     fn write_control(&self, message: &Message<'_>, buffer: &mut [u8]) -> usize {
         let mut control = Writer::new(buffer);
         if let Some(ecn) = message.ecn {
-            let bits = ecn.bits().to_ne_bytes();
+            let bits = i32::from(ecn.bits()).to_ne_bytes();
             match message.destination.ip().to_canonical() {
                 IpAddr::V4(_) => control.push(libc::IPPROTO_IP, libc::IP_TOS, &bits),
                 IpAddr::V6(_) => control.push(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, &bits),

@@ -117,7 +117,7 @@ impl Backend {
         let contents = contiguous(message.parts);
         let transmit = quinn_udp::Transmit {
             destination: message.destination,
-            ecn: message.ecn.map(codepoint),
+            ecn: message.ecn.map(Ecn::bits).and_then(EcnCodepoint::from_bits),
             contents: &contents,
             segment_size: message.segment_size.map(usize::from),
             src_ip: message.source_ip,
@@ -175,14 +175,6 @@ fn contiguous<'a>(parts: &'a [IoSlice<'a>]) -> Cow<'a, [u8]> {
         [] => Cow::Borrowed(&[]),
         [part] => Cow::Borrowed(part),
         parts => Cow::Owned(parts.iter().flat_map(|part| part.iter().copied()).collect()),
-    }
-}
-
-fn codepoint(ecn: Ecn) -> EcnCodepoint {
-    match ecn {
-        Ecn::Ect0 => EcnCodepoint::Ect0,
-        Ecn::Ect1 => EcnCodepoint::Ect1,
-        Ecn::Ce => EcnCodepoint::Ce,
     }
 }
 
