@@ -206,16 +206,8 @@ mod imp {
         #[inline(always)]
         pub(crate) fn at(&self, index: usize) -> &T {
             assert!(index < self.len, "index {index} of a table of {}", self.len);
-            // SAFETY: just checked.
-            unsafe { self.get_unchecked(index) }
-        }
-
-        /// # Safety
-        /// `index < self.len()`.
-        #[inline(always)]
-        pub(crate) unsafe fn get_unchecked(&self, index: usize) -> &T {
-            // SAFETY: `index` is within the region by the caller's promise.
-            let at = unsafe { self.region.base().cast::<T>().add(index) };
+            // SAFETY: `index` is within the region, as just checked.
+            let at = unsafe { self.first().add(index) };
             // SAFETY: as for `deref`: committed, zeroed, aligned, and `self` is borrowed shared.
             unsafe { at.as_ref() }
         }
@@ -224,9 +216,7 @@ mod imp {
     impl<T> DerefMut for Table<T> {
         fn deref_mut(&mut self) -> &mut [T] {
             // SAFETY: as for `deref`; `self` is borrowed mutably, so there is no other reference.
-            unsafe {
-                core::slice::from_raw_parts_mut(self.region.base().cast::<T>().as_ptr(), self.len)
-            }
+            unsafe { core::slice::from_raw_parts_mut(self.first().as_ptr(), self.len) }
         }
     }
 
@@ -238,9 +228,7 @@ mod imp {
             // SAFETY: the region is committed, zeroed, page-aligned and at least `len` `T`s long;
             // `new` asked `T: Zeroable`, so zeros are values; it lives as long as `self`, and the
             // only mutable references are those of `deref_mut`, which borrows `self` mutably.
-            unsafe {
-                core::slice::from_raw_parts(self.region.base().cast::<T>().as_ptr(), self.len)
-            }
+            unsafe { core::slice::from_raw_parts(self.first().as_ptr(), self.len) }
         }
     }
 }
@@ -308,12 +296,10 @@ mod imp {
     // SAFETY: nothing depends on it here.
     unsafe impl Zeroable for u64 {}
 
-    pub(crate) type Table<T> = VecTable<T>;
-
     #[derive(Debug)]
-    pub(crate) struct VecTable<T>(Vec<T>);
+    pub(crate) struct Table<T>(Vec<T>);
 
-    impl<T: Zeroable> VecTable<T> {
+    impl<T: Zeroable> Table<T> {
         pub(crate) fn new(len: usize) -> Result<Self, i32> {
             Ok(Self((0..len).map(|_| T::default()).collect()))
         }
@@ -327,13 +313,13 @@ mod imp {
         }
     }
 
-    impl<T> core::ops::DerefMut for VecTable<T> {
+    impl<T> core::ops::DerefMut for Table<T> {
         fn deref_mut(&mut self) -> &mut [T] {
             &mut self.0
         }
     }
 
-    impl<T> core::ops::Deref for VecTable<T> {
+    impl<T> core::ops::Deref for Table<T> {
         type Target = [T];
 
         fn deref(&self) -> &[T] {
