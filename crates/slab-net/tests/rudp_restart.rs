@@ -53,6 +53,37 @@ fn a_peer_that_lacks_what_it_had_acknowledged_has_begun_anew() {
     }
 }
 
+/// What it has beyond its window waits for its reader, however large the window becomes meanwhile.
+#[test]
+fn a_peer_whose_window_is_made_larger_has_not_begun_anew() {
+    let (mut client, now) = (open(Side::Client), Time::ZERO);
+    for message in [[1], [2], [3]] {
+        client.send_slice(&message).unwrap();
+    }
+    let sent = sent(&mut client, now);
+    // It has room for one segment, and keeps the second, which it has taken out of its window.
+    for of in &sent[..2] {
+        tell(
+            &mut client,
+            now,
+            Header {
+                wnd: 0,
+                ..acknowledgement(of, 1)
+            },
+        );
+    }
+    let larger = Header {
+        wnd: 128,
+        una: 1,
+        ..header(Command::TellWindow)
+    };
+    tell(&mut client, now, larger);
+    assert_eq!(client.ended(), None);
+    // Once the reader has gone on, it says again what it has.
+    tell(&mut client, now, acknowledgement(&sent[2], 3));
+    assert_eq!((client.ended(), client.is_sent()), (None, true));
+}
+
 /// The one before had the first segment by the time that the second was sent again. An answer to what was sent at first
 /// may have come late.
 #[test]

@@ -441,11 +441,12 @@ impl Session {
 
     /// Is a segment acknowledged that the peer says it has not? Whichever segment reached it last, its acknowledgement
     /// says by its `una` that all before have arrived, too. A peer that began anew lacks what only the one before had,
-    /// and nobody would send it that again. Others than this library keep their `una` back while their reader is slow,
-    /// but then the window is empty, too.
+    /// and nobody would send it that again. Others than this library keep their `una` back while their reader is slow:
+    /// then the window is empty, too, or was until it was made larger.
     fn has_peer_lost_some(&self, una: u32, window: u32) -> bool {
         let latest = self.peer.latest_una;
-        let says_what_it_has = self.peer.is_ours || (una == latest && window > 0);
+        let is_held_back = window == 0 || before(latest, self.peer.held_back_until);
+        let says_what_it_has = self.peer.is_ours || (una == latest && !is_held_back);
         says_what_it_has && before(latest, self.send.una())
     }
 
@@ -498,6 +499,9 @@ impl Session {
     }
 
     fn on_window(&mut self, una: u32, mut window: u32, may_narrow: bool) {
+        if window == 0 {
+            self.peer.held_back_until = self.send.una();
+        }
         if self.peer_takes_nothing {
             window = 0; // This may have been sent earlier.
         }

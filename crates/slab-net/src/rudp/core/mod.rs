@@ -188,6 +188,9 @@ pub enum Side {
 struct Peer {
     /// The peer has said that it has every segment before this one.
     latest_una: u32,
+    /// It had no window when everything before this one was acknowledged. Its `una` may be behind that until its reader
+    /// goes on. One that has begun anew never comes as far: it had read what nobody sends again.
+    held_back_until: u32,
     /// The first segment beyond its window.
     window_edge: u32,
     /// The first segment beyond our window, as the peer was last told.
@@ -351,6 +354,7 @@ impl Session {
             acks: Acks::new(config.ack_delay(), config.recv_window),
             peer: Peer {
                 latest_una: first_sent,
+                held_back_until: first_sent,
                 window_edge: first_sent.wrapping_add(DEFAULT_WINDOW),
                 advertised_edge: first_received.wrapping_add(first_window),
                 largest_window: DEFAULT_WINDOW,
