@@ -84,13 +84,30 @@ fn a_peer_whose_window_is_made_larger_has_not_begun_anew() {
     assert_eq!((client.ended(), client.is_sent()), (None, true));
 }
 
-/// The one before had the first segment by the time that the second was sent again. An answer to what was sent at first
+/// It waits for the second segment as well, and has it: the one that waited was another. Of one whose window was empty,
+/// that may have come late.
+#[test]
+fn who_has_what_its_former_self_waits_for_has_begun_anew() {
+    for (wnd, ended) in [(0, None), (128, Some(CloseReason::Reset))] {
+        let (mut client, now) = (open(Side::Client), Time::ZERO);
+        for message in [[1], [2]] {
+            client.send_slice(&message).unwrap();
+        }
+        let sent = sent(&mut client, now);
+        let first = acknowledgement(&sent[0], 1);
+        tell(&mut client, now, Header { wnd, ..first });
+        tell(&mut client, now, acknowledgement(&sent[1], 0));
+        assert_eq!((client.ended(), client.is_sent()), (ended, wnd == 0));
+    }
+}
+
+/// The one before had the first segment by the time that the third was sent again. An answer to what was sent at first
 /// may have come late.
 #[test]
 fn who_acknowledges_what_was_sent_again_has_what_it_had_before_that() {
     for (answers_last, ended) in [(false, None), (true, Some(CloseReason::Reset))] {
         let (mut client, mut now) = (open(Side::Client), Time::ZERO);
-        for message in [[1], [2]] {
+        for message in [[1], [2], [3]] {
             client.send_slice(&message).unwrap();
         }
         let at_first = sent(&mut client, now);
@@ -100,9 +117,11 @@ fn who_acknowledges_what_was_sent_again_has_what_it_had_before_that() {
             now = client.poll_timeout().unwrap();
             again = sent(&mut client, now);
         }
-        assert_eq!((again.len(), again[0].sn), (1, 1));
-        let answered = if answers_last { again[0] } else { at_first[1] };
+        assert_eq!((again.len(), again[0].sn), (1, 2));
+        let answered = if answers_last { again[0] } else { at_first[2] };
         tell(&mut client, now, acknowledgement(&answered, 0));
+        assert_eq!(client.ended(), ended);
+        tell(&mut client, now, acknowledgement(&at_first[1], 3));
         assert_eq!((client.ended(), client.is_sent()), (ended, !answers_last));
     }
 }

@@ -412,7 +412,7 @@ impl Session {
                 // Its reader has freed memory, perhaps what it had not for the segment that it waits for.
                 self.resend_first();
             }
-            if self.has_peer_lost_some(una, window) {
+            if self.has_peer_lost_some() {
                 self.end(CloseReason::Reset);
                 self.undelivered = true; // though all may be acknowledged by one of the two
                 return;
@@ -443,11 +443,10 @@ impl Session {
     /// says by its `una` that all before have arrived, too. A peer that began anew lacks what only the one before had,
     /// and nobody would send it that again. Others than this library keep their `una` back while their reader is slow:
     /// then the window is empty, too, or was until it was made larger.
-    fn has_peer_lost_some(&self, una: u32, window: u32) -> bool {
+    fn has_peer_lost_some(&self) -> bool {
         let latest = self.peer.latest_una;
-        let is_held_back = window == 0 || before(latest, self.peer.held_back_until);
-        let says_what_it_has = self.peer.is_ours || (una == latest && !is_held_back);
-        says_what_it_has && before(latest, self.send.una())
+        let is_held_back = !self.peer.is_ours && before(latest, self.peer.held_back_until);
+        !is_held_back && before(latest, self.send.una())
     }
 
     /// Is a segment acknowledged too soon for that to answer its last transmission? Then an earlier one has arrived.
@@ -500,7 +499,7 @@ impl Session {
 
     fn on_window(&mut self, una: u32, mut window: u32, may_narrow: bool) {
         if window == 0 {
-            self.peer.held_back_until = self.send.una();
+            self.peer.held_back_until = self.send.next();
         }
         if self.peer_takes_nothing {
             window = 0; // This may have been sent earlier.

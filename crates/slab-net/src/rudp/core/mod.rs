@@ -188,8 +188,8 @@ pub enum Side {
 struct Peer {
     /// The peer has said that it has every segment before this one.
     latest_una: u32,
-    /// It had no window when everything before this one was acknowledged. Its `una` may be behind that until its reader
-    /// goes on. One that has begun anew never comes as far: it had read what nobody sends again.
+    /// It had no window when everything before this one had been sent. Its `una` may be behind what it has of that until
+    /// its reader goes on. One that has begun anew never comes as far: it lacks what had filled the window.
     held_back_until: u32,
     /// The first segment beyond its window.
     window_edge: u32,
