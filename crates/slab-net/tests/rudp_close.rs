@@ -119,6 +119,24 @@ fn ends_that_have_ended_do_not_answer_each_other_for_ever() {
     }
 }
 
+/// Only the mark of the end was still under way, which says nothing that the peer's close does not. The peer repeats
+/// its notice if the answer takes long.
+#[test]
+fn a_close_that_is_said_twice_does_not_make_what_was_delivered_undelivered() {
+    let mut line = Line::new();
+    line.ends[1].send_slice(b"all").unwrap();
+    line.run(ONE_WAY * 6, |_| {});
+    let now = line.now;
+    line.ends[0].close(now);
+    line.ends[1].finish(now);
+    line.run(2 * STEP, |_| {});
+    let notice = line.in_transit[1].front().cloned();
+    line.in_transit[1].extend(notice.map(|(at, notice)| (at + 5 * STEP, notice)));
+    line.run(ONE_WAY * 6, |_| {});
+    assert_eq!(line.ends[1].ended(), Some(CloseReason::ClosedByPeer));
+    assert!(line.ends[1].is_sent());
+}
+
 /// The end that is still open is not closed by this: it learns of the close once it has everything.
 #[test]
 fn an_end_that_closed_still_delivers_what_it_has_queued() {

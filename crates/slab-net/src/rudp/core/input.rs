@@ -412,7 +412,8 @@ impl Session {
                 // Its reader has freed memory, perhaps what it had not for the segment that it waits for.
                 self.resend_first();
             }
-            if self.has_peer_lost_some() {
+            // Of a session that has ended everything counts as acknowledged.
+            if self.ended().is_none() && self.has_peer_lost_some() {
                 self.end(CloseReason::Reset);
                 self.undelivered = true; // though all may be acknowledged by one of the two
                 return;
