@@ -51,7 +51,10 @@ pub(crate) struct Options {
 /// URLs for plain TCP.
 fn server(text: &str) -> Result<ServerAddr, String> {
     let server: ServerAddr = text.parse().map_err(|error: io::Error| error.to_string())?;
+    // Of USER:@ it keeps no more than of TOKEN@.
+    let has_empty_password = server.password().is_none() && text.contains(":@");
     match server.scheme() {
+        "nats" | "tls" if has_empty_password => Err("an empty password is not supported".into()),
         "nats" | "tls" => Ok(server),
         other => Err(format!(
             "{other} is not supported; expected nats://HOST:PORT or tls://HOST:PORT"

@@ -390,10 +390,15 @@ fn an_address_that_another_program_has_is_refused_without_reuse_port() {
     assert!(said.contains(&address), "{said}");
 }
 
-/// The client is built without WebSockets, and takes their URLs for plain TCP.
+/// The client is built without WebSockets, and takes their URLs for plain TCP; and a name whose password is empty for
+/// a token.
 #[test]
-fn a_server_that_needs_websockets_is_refused_on_the_command_line() {
-    for server in ["ws://127.0.0.1:1", "http://127.0.0.1:1"] {
+fn a_server_that_the_client_would_mistake_is_refused_on_the_command_line() {
+    for server in [
+        "ws://127.0.0.1:1",
+        "http://127.0.0.1:1",
+        "nats://user:@127.0.0.1:1",
+    ] {
         let run = Command::new(env!("CARGO_BIN_EXE_nats_gateway"))
             .args(["--nats", server])
             .output()
