@@ -126,6 +126,26 @@ fn who_acknowledges_what_was_sent_again_has_what_it_had_before_that() {
     }
 }
 
+/// A late copy of a session's first datagram opens another at a server that has begun anew, or that knows the client by
+/// another address. The end of that is not the end of what the one before had to say.
+#[test]
+fn who_closes_and_lacks_what_it_had_has_begun_anew() {
+    for (una, ended) in [(0, CloseReason::Reset), (1, CloseReason::ClosedByPeer)] {
+        let (mut client, now) = (open(Side::Client), Time::ZERO);
+        client.send_slice(&[1]).unwrap();
+        let sent = sent(&mut client, now);
+        tell(&mut client, now, acknowledgement(&sent[0], 1));
+        let close = Header {
+            ts: 7,
+            sn: 0,
+            una,
+            ..header(Command::Close)
+        };
+        tell(&mut client, now, close);
+        assert_eq!(client.ended(), Some(ended));
+    }
+}
+
 /// One that has begun anew would take an empty segment in the place of one that the one before had.
 #[test]
 fn what_asks_for_the_proof_of_an_address_is_never_delivered() {

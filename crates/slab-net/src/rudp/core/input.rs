@@ -177,6 +177,10 @@ impl Session {
                 Command::AskWindow => self.on_wask(&header, batch, &mut digest),
                 Command::TellWindow => self.on_wins(&header),
                 Command::Close if header.frg == RESET => return self.on_reset(),
+                // Whoever closes has what it had before. One that has begun anew is not the one whose end is awaited.
+                Command::Close if before(header.una, self.peer.latest_una) => {
+                    return self.on_reset();
+                }
                 Command::Close if header.frg == NOT_RECEIVING => self.on_not_receiving(),
                 Command::Close => {
                     // Its `una` covers everything that it will ever acknowledge.
