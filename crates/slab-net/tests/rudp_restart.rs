@@ -8,6 +8,8 @@ use slab_net::rudp::{CloseReason, MemoryBudget, Session, SessionConfig, Side, Ti
 use slab_net::{Packet, PacketPool};
 use std::time::Duration;
 
+const MILLISECOND: Duration = Duration::from_millis(1);
+
 fn open(side: Side) -> Session {
     let pool = PacketPool::builder().max_memory(4 << 20).build().unwrap();
     let (budget, config) = (MemoryBudget::new(4 << 20), SessionConfig::fast());
@@ -27,6 +29,16 @@ fn sent(session: &mut Session, now: Time) -> Vec<Header> {
         .collect()
 }
 
+/// A client that has sent so many messages, and their segments.
+fn client_that_sent(count: u8) -> (Session, Vec<Header>) {
+    let mut client = open(Side::Client);
+    for message in 0..count {
+        client.send_slice(&[message]).unwrap();
+    }
+    let sent = sent(&mut client, Time::ZERO);
+    (client, sent)
+}
+
 fn acknowledgement(of: &Header, una: u32) -> Header {
     Header {
         sn: of.sn,
@@ -41,14 +53,10 @@ fn acknowledgement(of: &Header, una: u32) -> Header {
 #[test]
 fn a_peer_that_lacks_what_it_had_acknowledged_has_begun_anew() {
     for (wnd, ended) in [(0, None), (128, Some(CloseReason::Reset))] {
-        let (mut client, now) = (open(Side::Client), Time::ZERO);
-        for message in [[1], [2]] {
-            client.send_slice(&message).unwrap();
-        }
-        let sent = sent(&mut client, now);
-        tell(&mut client, now, acknowledgement(&sent[1], 0));
+        let (mut client, sent) = client_that_sent(2);
+        tell(&mut client, Time::ZERO, acknowledgement(&sent[1], 0));
         let first = acknowledgement(&sent[0], 1);
-        tell(&mut client, now, Header { wnd, ..first });
+        tell(&mut client, Time::ZERO, Header { wnd, ..first });
         assert_eq!((client.ended(), client.is_sent()), (ended, wnd == 0));
     }
 }
@@ -56,31 +64,21 @@ fn a_peer_that_lacks_what_it_had_acknowledged_has_begun_anew() {
 /// What it has beyond its window waits for its reader, however large the window becomes meanwhile.
 #[test]
 fn a_peer_whose_window_is_made_larger_has_not_begun_anew() {
-    let (mut client, now) = (open(Side::Client), Time::ZERO);
-    for message in [[1], [2], [3]] {
-        client.send_slice(&message).unwrap();
-    }
-    let sent = sent(&mut client, now);
+    let (mut client, sent) = client_that_sent(3);
     // It has room for one segment, and keeps the second, which it has taken out of its window.
     for of in &sent[..2] {
-        tell(
-            &mut client,
-            now,
-            Header {
-                wnd: 0,
-                ..acknowledgement(of, 1)
-            },
-        );
+        let full = acknowledgement(of, 1);
+        tell(&mut client, Time::ZERO, Header { wnd: 0, ..full });
     }
     let larger = Header {
         wnd: 128,
         una: 1,
         ..header(Command::TellWindow)
     };
-    tell(&mut client, now, larger);
+    tell(&mut client, Time::ZERO, larger);
     assert_eq!(client.ended(), None);
     // Once the reader has gone on, it says again what it has.
-    tell(&mut client, now, acknowledgement(&sent[2], 3));
+    tell(&mut client, Time::ZERO, acknowledgement(&sent[2], 3));
     assert_eq!((client.ended(), client.is_sent()), (None, true));
 }
 
@@ -89,14 +87,10 @@ fn a_peer_whose_window_is_made_larger_has_not_begun_anew() {
 #[test]
 fn who_has_what_its_former_self_waits_for_has_begun_anew() {
     for (wnd, ended) in [(0, None), (128, Some(CloseReason::Reset))] {
-        let (mut client, now) = (open(Side::Client), Time::ZERO);
-        for message in [[1], [2]] {
-            client.send_slice(&message).unwrap();
-        }
-        let sent = sent(&mut client, now);
+        let (mut client, sent) = client_that_sent(2);
         let first = acknowledgement(&sent[0], 1);
-        tell(&mut client, now, Header { wnd, ..first });
-        tell(&mut client, now, acknowledgement(&sent[1], 0));
+        tell(&mut client, Time::ZERO, Header { wnd, ..first });
+        tell(&mut client, Time::ZERO, acknowledgement(&sent[1], 0));
         assert_eq!((client.ended(), client.is_sent()), (ended, wnd == 0));
     }
 }
@@ -106,11 +100,8 @@ fn who_has_what_its_former_self_waits_for_has_begun_anew() {
 #[test]
 fn who_acknowledges_what_was_sent_again_has_what_it_had_before_that() {
     for (answers_last, ended) in [(false, None), (true, Some(CloseReason::Reset))] {
-        let (mut client, mut now) = (open(Side::Client), Time::ZERO);
-        for message in [[1], [2], [3]] {
-            client.send_slice(&message).unwrap();
-        }
-        let at_first = sent(&mut client, now);
+        let (mut client, at_first) = client_that_sent(3);
+        let mut now = Time::ZERO;
         tell(&mut client, now, acknowledgement(&at_first[0], 1));
         let mut again = Vec::new();
         while again.is_empty() {
@@ -131,17 +122,15 @@ fn who_acknowledges_what_was_sent_again_has_what_it_had_before_that() {
 #[test]
 fn who_closes_and_lacks_what_it_had_has_begun_anew() {
     for (una, ended) in [(0, CloseReason::Reset), (1, CloseReason::ClosedByPeer)] {
-        let (mut client, now) = (open(Side::Client), Time::ZERO);
-        client.send_slice(&[1]).unwrap();
-        let sent = sent(&mut client, now);
-        tell(&mut client, now, acknowledgement(&sent[0], 1));
+        let (mut client, sent) = client_that_sent(1);
+        tell(&mut client, Time::ZERO, acknowledgement(&sent[0], 1));
         let close = Header {
             ts: 7,
             sn: 0,
             una,
             ..header(Command::Close)
         };
-        tell(&mut client, now, close);
+        tell(&mut client, Time::ZERO, close);
         assert_eq!(client.ended(), Some(ended));
     }
 }
@@ -150,40 +139,46 @@ fn who_closes_and_lacks_what_it_had_has_begun_anew() {
 #[test]
 fn what_asks_for_the_proof_of_an_address_is_never_delivered() {
     let (mut server, mut now) = (open(Side::Server), Time::ZERO);
-    let question = datagram(
-        Header {
-            sn: 0,
-            una: 0,
-            ..push(&[7; 1000])
-        },
-        &[7; 1000],
-    );
+    let first = Header {
+        sn: 0,
+        una: 0,
+        ..push(&[7; 1000])
+    };
+    let question = datagram(first, &[7; 1000]);
     server.handle_datagram(now, Packet::from(question)).unwrap();
     server.send_slice(b"answer").unwrap();
     assert_eq!(sent(&mut server, now).len(), 1);
     // The acknowledgement itself is lost.
-    tell(
-        &mut server,
-        now,
-        Header {
-            sn: 0,
-            ..header(Command::AskWindow)
-        },
-    );
+    tell(&mut server, now, header(Command::AskWindow));
     assert!(server.is_sent() && !server.is_validated());
     let mut asked = Vec::new();
     while asked.is_empty() {
-        now = server
-            .poll_timeout()
-            .unwrap()
-            .max(now + Duration::from_millis(1));
+        now = server.poll_timeout().unwrap().max(now + MILLISECOND);
         let sent = transmit(&mut server, now);
         let all = sent.iter().flat_map(|datagram| segments_of(datagram));
         asked.extend(all.filter(|header| header.cmd == Command::Push));
     }
-    assert!(
-        asked
-            .iter()
-            .all(|asked| (asked.sn, asked.len) == (u32::MAX, 0))
-    );
+    let is_before_the_first = |asked: &Header| (asked.sn, asked.len) == (u32::MAX, 0);
+    assert!(asked.iter().all(is_before_the_first), "{asked:?}");
+}
+
+/// It answers whatever is asked in a session that it does not know.
+#[test]
+fn the_answers_of_a_peer_that_has_lost_everything_do_not_keep_the_session_alive() {
+    for (una, ended) in [(1, None), (0, Some(CloseReason::TimedOut))] {
+        let (mut client, sent) = client_that_sent(1);
+        let mut now = Time::ZERO;
+        tell(&mut client, now, acknowledgement(&sent[0], 1));
+        while client.ended().is_none() && now.since(Time::ZERO) < Duration::from_secs(300) {
+            now = client.poll_timeout().unwrap().max(now + MILLISECOND);
+            let sent = transmit(&mut client, now);
+            let mut all = sent.iter().flat_map(|datagram| segments_of(datagram));
+            if all.any(|header| header.cmd == Command::AskWindow) {
+                let answer = header(Command::TellWindow);
+                tell(&mut client, now, Header { una, ..answer });
+            }
+        }
+        assert_eq!(client.ended(), ended);
+        assert!(client.stats().probes > 2);
+    }
 }

@@ -8,10 +8,11 @@ use super::close::{END, ENDED, NOT_RECEIVING, Phase, RESET, needs_reminder};
 use super::congestion::Progress;
 use super::receive::{BatchBuffer, Inserted, Measured};
 use super::recovery::{Verdict, micros};
+use super::restart::lacks_what_it_had;
 use super::send::{Cause, Slot, State};
 use super::sn::{before, diff};
 use super::undo::Undo;
-use super::{MAX_FRAGMENTS, Peer, Session, Side};
+use super::{MAX_FRAGMENTS, Session, Side};
 use crate::packet::Packet;
 use bytes::Buf;
 use core::num::NonZeroU64;
@@ -101,20 +102,6 @@ impl Session {
         Ok(())
     }
 
-    /// Does it show that the peer still has its state? One that has begun anew answers whatever it is asked, but lacks
-    /// what the one before had; and a server that would open the session for a cookie does not know it any more.
-    fn is_sign_of_life(&self, datagram: &[u8]) -> bool {
-        let Peer {
-            has_told_window,
-            latest_una,
-            ..
-        } = self.peer;
-        let is_current =
-            |header: &Header| header.cmd != Command::Cookie && !before(header.una, latest_una);
-        let mut headers = segments(datagram).flatten().map(|(header, _)| header);
-        !has_told_window || headers.any(|header| is_current(&header))
-    }
-
     /// A segment that seems forged may be the peer's own, if somebody asked in our name and gave it another token:
     /// asks it again, now and then, which tells it ours.
     fn resync_token_after(&mut self, rejection: Rejection) {
@@ -177,7 +164,7 @@ impl Session {
                 Command::AskWindow => self.on_wask(&header, batch, &mut digest),
                 Command::TellWindow => self.on_wins(&header),
                 Command::Close if header.frg == RESET => return self.on_reset(),
-                // Whoever closes has what it had before. One that has begun anew is not the one whose end is awaited.
+                // One that has begun anew (see `restart`) is not the one whose end is awaited.
                 Command::Close if before(header.una, self.peer.latest_una) => {
                     return self.on_reset();
                 }
@@ -295,13 +282,8 @@ impl Session {
         // Any number between the two passes for the echo of a transmission. With transmissions a second apart, a
         // blind guess between them succeeds one time in a few thousand, which proves nothing.
         let is_exact = header.ts == slot.first_ts || header.ts == slot.last_ts;
-        let una_before = match header.ts == slot.last_ts {
-            true => slot.last_una,
-            false => slot.first_una,
-        };
-        if before(header.una, una_before) {
-            // The peer no longer has what it said it had before this was sent: it began anew, and waits for
-            // everything. Nobody would ever read what it acknowledges.
+        if lacks_what_it_had(header, &slot) {
+            // Nobody would ever read what it acknowledges.
             if is_exact {
                 self.end(CloseReason::Reset);
             }
@@ -416,8 +398,7 @@ impl Session {
                 // Its reader has freed memory, perhaps what it had not for the segment that it waits for.
                 self.resend_first();
             }
-            // Of a session that has ended everything counts as acknowledged.
-            if self.ended().is_none() && self.has_peer_lost_some() {
+            if self.has_peer_lost_some() {
                 self.end(CloseReason::Reset);
                 self.undelivered = true; // though all may be acknowledged by one of the two
                 return;
@@ -442,16 +423,6 @@ impl Session {
         }
         self.queue_end_mark();
         self.continue_close();
-    }
-
-    /// Is a segment acknowledged that the peer says it has not? Whichever segment reached it last, its acknowledgement
-    /// says by its `una` that all before have arrived, too. A peer that began anew lacks what only the one before had,
-    /// and nobody would send it that again. Others than this library keep their `una` back while their reader is slow:
-    /// then the window is empty, too, or was until it was made larger.
-    fn has_peer_lost_some(&self) -> bool {
-        let latest = self.peer.latest_una;
-        let is_held_back = !self.peer.is_ours && before(latest, self.peer.held_back_until);
-        !is_held_back && before(latest, self.send.una())
     }
 
     /// Is a segment acknowledged too soon for that to answer its last transmission? Then an earlier one has arrived.

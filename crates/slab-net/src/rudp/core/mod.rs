@@ -6,6 +6,7 @@
 //! | `check`, `input` | whether a datagram can be the peer's, and then what it does |
 //! | `output` | what is to be sent, laid out for as few calls to the kernel as possible |
 //! | `close` | how a session ends |
+//! | `restart` | how a peer is recognised that has begun anew, and lacks what the one before had |
 //! | `timers` | when a session has to be called, and what it does then |
 //! | `receive` | what was received and not yet read, and the memory promised for it |
 //! | `train` | how fast segments arrive, which says how large a window is useful |
@@ -29,6 +30,7 @@ mod input;
 mod output;
 mod receive;
 mod recovery;
+mod restart;
 mod send;
 mod sn;
 mod timers;
