@@ -97,33 +97,73 @@ fn an_idle_session_is_called_only_for_its_keepalive() {
     assert!(pair.ends.iter().all(|end| end.ended().is_none()));
 }
 
-/// A peer of another implementation says nothing by itself. Where the path loses one datagram in ten, one of five
-/// questions has no answer.
-#[test]
-fn a_question_for_a_sign_of_life_is_repeated_often() {
+/// A session whose peer is of another implementation, which says nothing by itself, and has answered once.
+fn with_silent_peer(config: &SessionConfig) -> Session {
     let pool = PacketPool::builder().max_memory(4 << 20).build().unwrap();
-    let budget = MemoryBudget::new(4 << 20);
-    let (config, mut now) = (SessionConfig::fast(), Time::ZERO);
-    let mut session = Session::open(1, &config, Side::Client, &pool, &budget, 5, now).unwrap();
+    let (budget, now) = (MemoryBudget::new(4 << 20), Time::ZERO);
+    let mut session = Session::open(1, config, Side::Client, &pool, &budget, 5, now).unwrap();
+    assert_eq!(datagrams(&mut session, now), 1);
+    answer(&mut session, now);
+    session
+}
+
+/// Sends what is due; returns the number of datagrams.
+fn datagrams(session: &mut Session, now: Time) -> usize {
     let mut scratch = [0; 2048];
-    let mut questions = |session: &mut Session, now| {
-        let asks =
-            core::iter::from_fn(|| Some(session.poll_transmit(now, &mut scratch, 1)?.datagrams()));
-        asks.sum::<usize>()
-    };
-    assert_eq!(questions(&mut session, now), 1);
+    let sent =
+        core::iter::from_fn(|| Some(session.poll_transmit(now, &mut scratch, 1)?.datagrams()));
+    sent.sum()
+}
+
+fn answer(session: &mut Session, now: Time) {
     let mut answer = [0; HEADER_BYTES];
     session.header(Command::TellWindow).encode(&mut answer);
-    let answer = pool.try_copy_from_slice(&answer).unwrap();
+    let answer = session.context.pool.try_copy_from_slice(&answer).unwrap();
     session.handle_datagram(now, answer).unwrap();
-    let mut asked = 0;
+}
+
+/// Calls it for its timers until it ends; returns when that is, and how many datagrams it has sent.
+fn until_end(session: &mut Session) -> (Time, usize) {
+    let (mut now, mut sent) = (Time::ZERO, 0);
     while let Some(next) = session.poll_timeout() {
         now = next;
         session.handle_timeout(now);
-        asked += questions(&mut session, now);
+        sent += datagrams(session, now);
     }
-    assert_eq!(now, Time::ZERO + config.idle_timeout);
-    assert_eq!(asked, 12);
+    (now, sent)
+}
+
+/// Where the path loses one datagram in ten, one of five questions has no answer.
+#[test]
+fn a_question_for_a_sign_of_life_is_repeated_often() {
+    let config = SessionConfig::fast();
+    let mut session = with_silent_peer(&config);
+    let end = Time::ZERO + config.idle_timeout;
+    assert_eq!(until_end(&mut session), (end, 12));
+}
+
+/// As in a process that was stopped before it could ask, or before it could ask again.
+#[test]
+fn a_peer_that_was_not_asked_in_time_is_not_given_up_for_silence() {
+    let config = SessionConfig::fast();
+    for (asked, answers) in [(0, true), (0, false), (1, true), (1, false)] {
+        let mut session = with_silent_peer(&config);
+        let (mut now, mut left) = (Time::ZERO, config.idle_timeout - config.keepalive);
+        if asked > 0 {
+            now = now + config.keepalive;
+            left -= config.keepalive / KEEPALIVE_REPEATS;
+            session.handle_timeout(now);
+            assert_eq!(datagrams(&mut session, now), 1);
+        }
+        now = now + 10 * config.idle_timeout;
+        session.handle_timeout(now);
+        assert_eq!((session.ended(), datagrams(&mut session, now)), (None, 1));
+        if answers {
+            answer(&mut session, now);
+            left = config.idle_timeout;
+        }
+        assert_eq!(until_end(&mut session).0, now + left);
+    }
 }
 
 #[test]
