@@ -10,6 +10,14 @@ use slab_net::rudp::{
 use slab_net::{Packet, PacketPool};
 use std::time::Duration;
 
+fn transmit(session: &mut Session, now: Time) -> Vec<Packet> {
+    let (mut scratch, mut sent) = ([0; 4096], Vec::new());
+    while let Some(outgoing) = session.poll_transmit(now, &mut scratch, 1) {
+        sent.push(Packet::copy_from_slice(outgoing.contents()));
+    }
+    sent
+}
+
 /// Each end in turn, also if the segment that says so is lost at first.
 #[test]
 fn a_finished_end_still_receives_and_its_peer_sees_the_end() {
@@ -454,6 +462,31 @@ fn finish_closes_after_the_linger_time_if_the_peer_is_unknown() {
     }
     assert_eq!(client.ended(), Some(CloseReason::Closed));
     assert!(now > Time::ZERO + LINGER);
+}
+
+/// As in a process that was stopped: the answer that settles what the peer runs is behind another datagram.
+#[test]
+fn a_finish_becomes_a_close_only_after_all_that_came_was_looked_at() {
+    let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
+    let budget = MemoryBudget::new(16 << 20);
+    let config = SessionConfig::fast();
+    let open =
+        |side, random| Session::open(3, &config, side, &pool, &budget, random, Time::ZERO).unwrap();
+    let (mut client, mut server) = (open(Side::Client, 5 << 32), open(Side::Server, 6 << 32));
+    client.send_slice(&[7; 200]).unwrap();
+    client.finish(Time::ZERO);
+    for datagram in transmit(&mut client, Time::ZERO) {
+        server.handle_datagram(Time::ZERO, datagram).unwrap();
+    }
+    let answers = transmit(&mut server, Time::ZERO);
+    let now = Time::ZERO + Duration::from_secs(20);
+    let other = from_a_forged_address(Command::Push, 0, 1);
+    for datagram in core::iter::once(other).chain(answers) {
+        client.handle_datagram(now, datagram).unwrap();
+    }
+    client.handle_timeout(now);
+    assert!(client.is_peer_ours() && !client.is_read_closed());
+    assert_eq!(client.ended(), None);
 }
 
 /// With a peer that never answers, finishing is closing after the linger time, and what was sent is given up after

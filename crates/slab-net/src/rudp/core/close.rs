@@ -170,6 +170,12 @@ impl Session {
         }
     }
 
+    /// The peer could not be told in time. What has come meanwhile was looked at before.
+    pub(super) fn give_up_finishing(&mut self) {
+        self.close(self.now);
+        self.finish = Finish::GivenUp;
+    }
+
     /// Queues the mark of the end behind what is to be sent, if it is wanted and possible now.
     pub(super) fn queue_end_mark(&mut self) {
         let Finish::Pending { until } = self.finish else {
@@ -179,10 +185,7 @@ impl Session {
             return;
         }
         if !self.peer.believes_us() {
-            if until <= self.now {
-                self.close(self.now);
-                self.finish = Finish::GivenUp;
-            } else if self.peer.is_foreign() {
+            if self.peer.is_foreign() {
                 // So it seems; but anybody can answer in its name, and the real answer may still come.
                 let soon = self.now + self.recovery.timeout() * MIN_NOTICE_TIMEOUTS;
                 self.finish = Finish::Pending {

@@ -167,7 +167,7 @@ impl Session {
             _ => {}
         }
         if self.finish_deadline().is_some_and(|at| at <= now) {
-            self.queue_end_mark();
+            self.give_up_finishing();
         }
         if self
             .message_wait
