@@ -145,6 +145,35 @@ async fn a_sender_from_std_keeps_the_options_of_the_socket() {
     assert!(UdpSender::from_std(foreign).is_err());
 }
 
+/// Datagrams of one length that leave together are segments of that length; one that leaves alone is not cut.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_segment_size_set_on_the_socket_cuts_no_datagram() {
+    use std::os::fd::AsRawFd;
+
+    let pool = pool();
+    let mut receiver = UdpReceiver::bind(LOOPBACK, &pool).unwrap();
+    let to = receiver.local_addr();
+    let socket = std::net::UdpSocket::bind(LOOPBACK).unwrap();
+    let (fd, bytes): (_, libc::c_int) = (socket.as_raw_fd(), 500);
+    let (at, len) = ((&raw const bytes).cast(), size_of_val(&bytes) as _);
+    // SAFETY: the kernel reads `len` bytes at `at`.
+    let result = unsafe { libc::setsockopt(fd, libc::SOL_UDP, libc::UDP_SEGMENT, at, len) };
+    assert_eq!(result, 0);
+    let sender = UdpSender::from_std(socket).unwrap();
+    let bodies = [1200, 1200, 700].map(|len| vec![7; len]);
+    for body in &bodies {
+        sender.send(&Transmit::new(body, to)).await.unwrap();
+    }
+    let together = bodies.each_ref().map(|body| Transmit::new(body, to));
+    assert_eq!(sender.send_many(&together).await.unwrap(), 3);
+    for body in bodies.iter().chain(&bodies) {
+        assert_eq!(receiver.recv().await.unwrap().packet, body[..]);
+    }
+    let (sent, received) = (sender.monitor().stats(), receiver.monitor().stats());
+    assert_eq!((sent.sent_datagrams, received.received_datagrams), (6, 6));
+}
+
 /// The system chooses it when the peer is known.
 #[tokio::test]
 async fn a_connected_receiver_knows_its_own_address() {

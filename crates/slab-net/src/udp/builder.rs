@@ -249,8 +249,8 @@ impl UdpReceiverBuilder {
     /// multicast groups, TTL, type of service, or IPv6 without IPv4.
     ///
     /// The builder's options are applied, except [`reuse_port`](Self::reuse_port), for which it is too
-    /// late. Its queue of errors (on Linux `IP_RECVERR`) is switched off, as nobody would read it. All other options of
-    /// the socket are left unchanged.
+    /// late. Its queue of errors (on Linux `IP_RECVERR`) is switched off, as nobody would read it, and so is a segment
+    /// size (`UDP_SEGMENT`), which would cut datagrams. All other options of the socket are left unchanged.
     ///
     /// ```
     /// # use slab_net::PacketPool;

@@ -44,7 +44,8 @@ impl UdpSender {
 
     /// Takes a socket that is already bound, for options such as TTL, type of service, or the size of
     /// its send buffer. This crate's own options are set, its queue of errors (on Linux `IP_RECVERR`) is switched off, as
-    /// nobody would read it, and all others are left unchanged.
+    /// nobody would read it, so is a segment size (`UDP_SEGMENT`), which would cut datagrams, and all others are left
+    /// unchanged.
     ///
     /// Not for another handle to the socket of a [receiver](super::UdpReceiver), whose options this
     /// would change: use its [`sender`](super::UdpReceiver::sender).

@@ -3,7 +3,7 @@
 use super::address::{Address, MAX_LEN, mapped};
 use super::cmsg::{self, Writer};
 use super::errno::is_too_large;
-use super::options::{get, ignore_unsupported, set};
+use super::options::{ignore_unsupported, set};
 use super::{Buffer, Features, MAX_BATCH, Message, Received};
 use libc::{c_int, iovec, mmsghdr, socklen_t};
 use std::io;
@@ -103,7 +103,8 @@ impl Backend {
         } else {
             ignore_unsupported(result)?;
         }
-        let has_gso = get::<1>(fd, libc::SOL_UDP, libc::UDP_SEGMENT).is_ok();
+        // The length that the socket's creator may have set for segments would cut datagrams that go out alone.
+        let has_gso = set(fd, libc::SOL_UDP, libc::UDP_SEGMENT, off).is_ok();
         Ok(Self {
             is_v6,
             fragments: features.fragment,
