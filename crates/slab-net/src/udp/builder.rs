@@ -252,6 +252,10 @@ impl UdpReceiverBuilder {
     /// late. Its queue of errors (on Linux `IP_RECVERR`) is switched off, as nobody would read it, and so is a segment
     /// size (`UDP_SEGMENT`), which would cut datagrams. All other options of the socket are left unchanged.
     ///
+    /// Of what the system reports with a datagram there is room for what this crate reads. Options that make it report
+    /// more, such as `SO_TIMESTAMPING`, can cost the [ECN codepoint](super::Datagram::ecn), and several of them the
+    /// [destination](super::Datagram::destination_ip), which then are `None`.
+    ///
     /// ```
     /// # use slab_net::PacketPool;
     /// # use slab_net::udp::UdpReceiver;
