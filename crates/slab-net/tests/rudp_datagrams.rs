@@ -186,6 +186,41 @@ fn datagrams_that_find_no_memory_are_counted() {
     }
 }
 
+/// A few peers could take all of it otherwise; but each session may keep some.
+#[test]
+fn datagrams_that_nobody_reads_leave_memory_to_others() {
+    let config = SessionConfig::fast().window(256, 1024);
+    let mut pair = Pair::with_config(config);
+    let budget = MemoryBudget::new(1 << 20);
+    let open = |pool: &PacketPool| {
+        let side = Side::Server;
+        Session::open(CONV, &config, side, pool, &budget, 7 << 32, Time::ZERO)
+    };
+    pair.server = open(&pair.pool).unwrap();
+    pair.client.send_slice(b"hello").unwrap();
+    pair.settle();
+    pair.server.recv().unwrap();
+    let send = |pair: &mut Pair| {
+        for _ in 0..64 {
+            let packet = pair.pool.try_copy_from_slice(&[1; 1000]).unwrap();
+            pair.client.send_datagram(packet).unwrap();
+        }
+        pair.settle();
+    };
+    (0..16).for_each(|_| send(&mut pair));
+    assert!(budget.reserved() > budget.limit() / 2);
+    assert!(budget.reserved() <= budget.limit() * 3 / 4);
+    let dropped = pair.server.stats().dropped_unreliable;
+    let new = open(&pair.pool).unwrap();
+    let kept = datagrams(&mut pair.server).len() as u64;
+    assert_eq!(kept + dropped, 16 * 64);
+    let others: Vec<_> = std::iter::from_fn(|| open(&pair.pool).ok()).collect();
+    assert!(budget.reserved() > budget.limit() * 3 / 4);
+    send(&mut pair);
+    assert_eq!(datagrams(&mut pair.server).len(), 4);
+    drop((new, others));
+}
+
 /// Whether the session ends before they are read, or others take their place.
 #[test]
 fn datagrams_that_nobody_reads_are_counted_at_the_end_of_the_session() {

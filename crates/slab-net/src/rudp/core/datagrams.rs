@@ -14,6 +14,10 @@ use std::collections::VecDeque;
 
 /// The most datagrams that wait to be sent.
 const MAX_UNSENT: usize = 64;
+/// So many that wait to be read may take the last of the budget; the others leave a fourth of it. An application may
+/// never read any, and a few peers would take what new sessions and all that is sent need. Four for each window of 32
+/// segments are less than the eighth that windows leave.
+const MAX_OF_LAST: usize = 4;
 
 /// The datagrams of a session; allocated with the first one.
 #[derive(Debug)]
@@ -56,7 +60,11 @@ impl Datagrams {
         if self.received.len() == self.max_unread {
             self.drop_oldest();
         }
-        if !self.account.reserve(bytes) {
+        let reserved = match self.received.len() < MAX_OF_LAST {
+            true => self.account.reserve(bytes),
+            false => self.account.reserve_spare(bytes),
+        };
+        if !reserved {
             self.dropped += 1;
             return;
         }
@@ -157,7 +165,8 @@ impl Session {
     /// twice is read twice: an application that minds has to number them.
     ///
     /// As many wait to be read as the [receive window](super::super::SessionConfig::window) has segments. Beyond that
-    /// each new one takes the place of the oldest, which is [counted](super::super::SessionStats::dropped_unreliable).
+    /// each new one takes the place of the oldest, which is [counted](super::super::SessionStats::dropped_unreliable), as is
+    /// one for which there is no memory: all but four leave a fourth of the budget to others.
     pub fn recv_datagram(&mut self) -> Option<Packet> {
         let datagrams = self.datagrams.as_deref_mut()?;
         let (packet, bytes) = datagrams.received.pop_front()?;

@@ -176,7 +176,7 @@ impl Connection {
 
     /// Waits for the next datagram; returns `None` if the peer has closed the session or [finished](Self::finish).
     /// Of datagrams not yet read, as many are kept as the [receive window](super::super::SessionConfig::window) has
-    /// segments, the last ones.
+    /// segments, the last ones; fewer if [memory](super::super::EndpointConfig::max_memory) is short.
     ///
     /// Cancel-safe. Counts against tokio's cooperative budget.
     ///
