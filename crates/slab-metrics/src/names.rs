@@ -238,7 +238,7 @@ families! {
     RUDP_FORGOTTEN_SESSIONS_TOTAL = Counter "slab_rudp_forgotten_sessions_total",
         "Ended sessions that were forgotten before their time, because so many ended after them.";
     RUDP_UNKNOWN_SESSION_DATAGRAMS_TOTAL = Counter "slab_rudp_unknown_session_datagrams_total",
-        "Datagrams that belonged to no session and opened none, but for those of refused sessions.";
+        "Datagrams that belonged to no session and opened none, but for those of refused sessions or answered by a cookie.";
     RUDP_SENT_COOKIES_TOTAL = Counter "slab_rudp_sent_cookies_total",
         "Cookies sent to peers whose addresses were not proved, for want of room or because all need one.";
     RUDP_TAKEN_COOKIES_TOTAL = Counter "slab_rudp_taken_cookies_total",
@@ -256,7 +256,7 @@ families! {
     RUDP_BYTES_TOTAL = Counter "slab_rudp_bytes_total",
         "Bytes of these datagrams, headers included, by direction.";
     RUDP_SEGMENTS_TOTAL = Counter "slab_rudp_segments_total",
-        "Segments with payload, each transmission counted, by direction.";
+        "PUSH segments, each transmission counted, by direction.";
     RUDP_SENT_ACKS_TOTAL = Counter "slab_rudp_sent_acks_total",
         "Acknowledgements sent.";
     RUDP_RETRANSMITS_TOTAL = Counter "slab_rudp_retransmits_total",
@@ -272,7 +272,7 @@ families! {
     RUDP_WINDOW_REFUSED_TOTAL = Counter "slab_rudp_window_refused_total",
         "Times that a receive window did not grow for want of memory.";
     RUDP_WINDOW_PROBES_TOTAL = Counter "slab_rudp_window_probes_total",
-        "Questions for the peer's window: the first one, signs of life, or because it was closed.";
+        "Questions for the peer's window: the first one, signs of life, to measure round trips, or because it was closed.";
     RUDP_UNRELIABLE_DATAGRAMS_TOTAL = Counter "slab_rudp_unreliable_datagrams_total",
         "Unreliable datagrams of sessions, by direction.";
     RUDP_DROPPED_UNRELIABLE_DATAGRAMS_TOTAL = Counter "slab_rudp_dropped_unreliable_datagrams_total",

@@ -121,7 +121,9 @@ impl SessionConfig {
         self
     }
 
-    /// Sends bytes rather than messages: segments are filled up, and boundaries are not kept. Default: messages.
+    /// Sends bytes rather than messages: boundaries are not kept, and what is [sent](super::Session::send) at once may be
+    /// as long as the send queue. What is [written](super::Session::write) fills segments up, in this mode or not; what is
+    /// sent begins a segment of its own each time. Default: messages.
     pub fn stream(mut self, stream: bool) -> Self {
         self.stream = stream;
         self
@@ -188,8 +190,8 @@ impl SessionConfig {
     }
 
     /// Sets how long a closed session keeps trying to deliver what was sent, and then to tell the peer that it is
-    /// closed; and how long a [finished](super::Session::finish) session waits to learn whether the peer runs this
-    /// library. Default: 10 s.
+    /// closed, for which it has three time-outs in any case; and how long a [finished](super::Session::finish) session
+    /// waits to learn whether the peer runs this library. Default: 10 s.
     pub fn linger(mut self, linger: Duration) -> Self {
         self.linger = linger;
         self

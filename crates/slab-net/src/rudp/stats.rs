@@ -19,7 +19,8 @@ pub struct SessionStats {
     pub received_datagrams: u64,
     /// Bytes in these datagrams, headers included.
     pub received_bytes: u64,
-    /// PUSH segments in these datagrams.
+    /// PUSH segments in these datagrams. Of a datagram that comes after the end of the session, only the first segment is
+    /// looked at.
     pub received_segments: u64,
     /// Segments sent again because no acknowledgement came in time.
     pub retransmits_timeout: u64,

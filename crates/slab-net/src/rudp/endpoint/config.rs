@@ -65,7 +65,7 @@ impl EndpointConfig {
     /// acknowledging data or what the first answer asks it to. Default: 1024, 128.
     ///
     /// Together these sessions get at most a fourth of [the memory](Self::max_memory), so that forged addresses cannot
-    /// take what the other sessions need. Their number is limited to what fits in that: for each its smallest
+    /// take what the other sessions need. Their number is limited to what fits in that, but for one: for each its smallest
     /// window, 61 440 bytes with an MTU of 1400 and the default size classes, as much again for sending, and what
     /// error correction may keep.
     ///
@@ -99,7 +99,8 @@ impl EndpointConfig {
     ///
     /// Each session reserves its smallest window: 61 440 bytes with an MTU of 1400, the default
     /// size classes and a receive window of 32 segments or more. An eighth of this memory is left to what the sessions
-    /// send: who lets peers in has to be able to answer them. So the default cap of 64 MiB has room for 477 sessions,
+    /// send: who lets peers in has to be able to answer them. (Only a session that is alone may take all, and then has
+    /// nothing to send from.) So the default cap of 64 MiB has room for 477 sessions,
     /// and 10 000 take a cap of 1.4 GB, of which only what is used is ever resident.
     ///
     /// Windows grow within three fourths of this memory (for a long message, in seven eighths), and a grown one is given

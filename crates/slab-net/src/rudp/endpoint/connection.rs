@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::coop::poll_proceed;
 
-/// One end of a session: messages of any length, ordered, each arriving once.
+/// One end of a session: messages of up to 255 segments, ordered, each arriving once.
 ///
 /// Clones are handles to the same session, for example for a task that sends and one that receives. When the last
 /// one is dropped the session is closed: what was sent is still delivered in the background, for the [linger
@@ -75,7 +75,7 @@ impl Connection {
     /// Cancel-safe: the message is accepted whole or not at all. Counts against tokio's cooperative budget.
     ///
     /// # Errors
-    /// The session has ended, the message is empty or longer than the peer's window, or there is no memory and
+    /// The session has ended, the message is empty or [too long](SendError::TooLong), or there is no memory and
     /// nothing in flight whose acknowledgement would free some. Gives the message back.
     pub async fn send(&self, message: impl Into<Packet>) -> Result<(), Unsent> {
         let mut packet = message.into();
@@ -333,8 +333,8 @@ impl Connection {
         self.link().lock().session.stats()
     }
 
-    /// Turns the connection into a stream of bytes. Both ends should be [in stream
-    /// mode](super::super::SessionConfig::stream), so that segments are filled.
+    /// Turns the connection into a stream of bytes. What is written fills segments up, [in stream
+    /// mode](super::super::SessionConfig::stream) or not; what the peer sends as messages is read as their bytes.
     #[must_use]
     pub fn into_stream(self) -> Stream {
         Stream::new(self)

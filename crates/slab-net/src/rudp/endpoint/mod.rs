@@ -258,7 +258,8 @@ impl Endpoint {
     /// Opens a session to a peer. Does not wait for an answer: see [`Connection::ready`]. An endpoint bound to an
     /// IPv6 address such as `[::]` reaches IPv4 peers if the system allows it. The unspecified address, such as
     /// that of a server bound to all addresses, is taken for loopback. A session to the endpoint's own address is one
-    /// with itself: it receives what it sends, and there is nothing to accept.
+    /// with itself: it receives what it sends, and there is nothing to accept. (With encryption it hears nothing, as an
+    /// endpoint drops what it has sealed itself.)
     ///
     /// # Errors
     /// There are already as many sessions as are allowed, there is no memory for another, the socket cannot send to

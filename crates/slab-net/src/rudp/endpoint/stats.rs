@@ -51,8 +51,8 @@ impl EndpointMonitor {
 
     /// Waits until the endpoint is gone: all handles to it and its connections are dropped, its sessions have delivered
     /// what was sent, or given up, and its socket is closed. A program that ends waits for this, or what is under way is
-    /// lost. It takes up to the [linger time](super::super::SessionConfig::linger); a limit of the program's own is
-    /// [`timeout`](tokio::time::timeout).
+    /// lost. It takes up to the [linger time](super::super::SessionConfig::linger), and then up to three time-outs of a
+    /// session; a limit of the program's own is [`timeout`](tokio::time::timeout).
     ///
     /// Cancel-safe.
     pub async fn gone(&self) {
@@ -93,8 +93,9 @@ pub struct EndpointStats {
     pub reserve_limit_bytes: usize,
     /// Sessions opened so far, by either side.
     pub opened: u64,
-    /// Datagrams that belonged to no session and opened none, but for those counted as refused below; among them, where
-    /// [all need a cookie](super::EndpointConfig::require_cookie), what peers send before they have theirs.
+    /// Datagrams that belonged to no session and opened none, but for those counted as refused below, and those that are
+    /// answered by a cookie where [all need one](super::EndpointConfig::require_cookie). What else peers send there before
+    /// they have theirs is among them.
     pub unknown_session: u64,
     /// Refusals of a session because there were too many. Of these and of the next four, each datagram that would have
     /// opened a session counts, which a peer repeats until it gives up; and each call of

@@ -24,7 +24,8 @@ use tokio::task::coop::poll_proceed;
 /// would free some. The session goes on: the next write may succeed. A `Framed` still has the frame then: flush it
 /// again, after a pause. `write_all` cannot be continued, as it does not say how much it wrote.
 ///
-/// Dropping the stream closes the session, also after shutting down: what the peer has not taken within the [linger
+/// Dropping the stream closes the session, also after shutting down, unless clones of its
+/// [`connection`](Self::connection) are left: what the peer has not taken within the [linger
 /// time](super::super::SessionConfig::linger) is lost, and the peer learns that by a
 /// [reset](super::super::CloseReason::Reset). A kernel's TCP goes on for longer; if the reader may be that slow,
 /// wait for `connection().finish()` first.
