@@ -10,6 +10,7 @@ use rudp_common::sockets::{
 use slab_net::rudp::wire::Command;
 use slab_net::rudp::{
     CloseReason, Connection, Endpoint, EndpointConfig, OpenError, SendError, SessionConfig,
+    TryRecvError,
 };
 use slab_net::{PacketPool, SizeClasses};
 use std::error::Error;
@@ -174,6 +175,26 @@ async fn a_vectored_write_that_ends_within_a_slice_takes_none_of_the_next() {
         .unwrap()
         .unwrap();
     assert!(read == data[..written], "{} bytes", read.len());
+}
+
+/// A server may be the first to speak.
+#[tokio::test]
+async fn the_peer_hears_of_a_session_that_only_reads() {
+    let pool = pool();
+    let server = Endpoint::bind(any(), &pool, fast()).unwrap();
+    let connect = || Connection::connect(server.local_addr(), &pool, fast()).unwrap();
+    let looks = connect();
+    assert_eq!(looks.try_recv(), Err(TryRecvError::Empty));
+    accept(&server).await;
+    let looks_for_datagrams = connect();
+    let found = looks_for_datagrams.try_recv_datagram();
+    assert_eq!(found, Err(TryRecvError::Empty));
+    accept(&server).await;
+    let mut stream = connect().into_stream();
+    let (heard, ()) = tokio::join!(stream.read_u8(), async {
+        accept(&server).await.send_slice(b"!").await.unwrap();
+    });
+    assert_eq!(heard.unwrap(), b'!');
 }
 
 /// `close` has said that everything is delivered.

@@ -230,6 +230,11 @@ impl Session {
         self.receive.readable() > 0
     }
 
+    /// Is the peer to be asked for its window, as at first, or told of ours, as when a reader has made room?
+    pub(in super::super) fn owes_window_segment(&self) -> bool {
+        self.send_wask || self.send_wins
+    }
+
     /// Returns how many more segments can be queued for sending.
     #[must_use]
     pub fn send_room(&self) -> usize {

@@ -353,6 +353,18 @@ impl Connection {
         link.settle(&mut inner, now, false);
         (result, inner)
     }
+
+    /// As [`with_guard`](Self::with_guard), for a reader.
+    pub(super) fn read_guard<T>(
+        &self,
+        take: impl FnOnce(&mut Session) -> Option<T>,
+    ) -> (Option<T>, LinkGuard<'_>) {
+        let link = self.link();
+        let mut inner = link.lock();
+        let taken = take(&mut inner.session);
+        link.settle_read(&mut inner);
+        (taken, inner)
+    }
 }
 
 /// Nothing was accepted for sending: waits if that may change, otherwise returns why.

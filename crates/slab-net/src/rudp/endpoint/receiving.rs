@@ -1,5 +1,6 @@
 //! [`Connection`]: messages and datagrams that arrive.
 
+use super::super::core::Session;
 use super::super::error::{CloseReason, TryRecvError};
 use super::connection::Connection;
 use super::link::Inner;
@@ -29,7 +30,7 @@ impl Connection {
     /// Says why the session has ended, if it was not closed.
     pub async fn recv(&self) -> Result<Option<Packet>, CloseReason> {
         loop {
-            let bytes = match self.poll_input(|inner| inner.session.recv()).await {
+            let bytes = match self.poll_input(Session::recv).await {
                 Ok(message) => return Ok(Some(message)),
                 Err(TryRecvError::NoMemory { bytes }) => bytes,
                 Err(error) => return error.into_end(),
@@ -69,7 +70,7 @@ impl Connection {
     /// # Errors
     /// As [`recv`](Self::recv).
     pub async fn recv_segments(&self, to: &mut Vec<Packet>) -> Result<Option<usize>, CloseReason> {
-        let take = |inner: &mut Inner| inner.session.recv_segments(to);
+        let take = |session: &mut Session| session.recv_segments(to);
         match self.poll_input(take).await {
             Ok(segments) => Ok(Some(segments)),
             Err(error) => error.into_end(),
@@ -106,7 +107,7 @@ impl Connection {
     /// # Errors
     /// Says why there is none, and whether there will be.
     pub fn try_recv(&self) -> Result<Packet, TryRecvError> {
-        let (message, inner) = self.with_guard(|inner| inner.session.recv());
+        let (message, inner) = self.read_guard(Session::recv);
         message.ok_or_else(|| why_no_message(&inner))
     }
 
@@ -114,12 +115,12 @@ impl Connection {
     /// [`Empty`](TryRecvError::Empty).
     async fn poll_input<T>(
         &self,
-        mut take: impl FnMut(&mut Inner) -> Option<T>,
+        mut take: impl FnMut(&mut Session) -> Option<T>,
     ) -> Result<T, TryRecvError> {
         let mut waiting = self.link().waiting();
         poll_fn(|cx| {
             let coop = ready!(poll_proceed(cx));
-            let (taken, mut inner) = self.with_guard(&mut take);
+            let (taken, mut inner) = self.read_guard(&mut take);
             let input = taken.ok_or_else(|| why_no_message(&inner));
             if matches!(input, Err(TryRecvError::Empty)) {
                 inner.wait_to_read(&mut waiting.wait, cx.waker());
@@ -194,8 +195,7 @@ impl Connection {
                 end.map(|()| None)
             } else {
                 inner.wait_to_read(&mut waiting.wait, cx.waker());
-                // The peer has not heard of a session that has sent nothing so far.
-                link.settle(&mut inner, link.shared.now(), false);
+                link.settle_read(&mut inner);
                 return Poll::Pending;
             };
             inner.end(&mut waiting.wait);
@@ -218,8 +218,7 @@ impl Connection {
             return Ok(datagram);
         }
         let why = why_nothing(&inner);
-        // The peer has not heard of a session that has sent nothing so far.
-        link.settle(&mut inner, link.shared.now(), false);
+        link.settle_read(&mut inner);
         Err(why)
     }
 }

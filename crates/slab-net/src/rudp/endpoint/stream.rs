@@ -1,5 +1,6 @@
 //! [`Stream`]: a session as a stream of bytes.
 
+use super::super::core::Session;
 use super::connection::{Connection, wait_to_send};
 use super::receiving::end_of_input;
 use super::wakers::Wait;
@@ -98,7 +99,7 @@ impl Stream {
     fn poll_front(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.front.is_empty() {
             let coop = ready!(poll_proceed(cx));
-            let (read, mut inner) = self.connection.with_guard(|inner| inner.session.read());
+            let (read, mut inner) = self.connection.read_guard(Session::read);
             match read {
                 Some(packet) => {
                     coop.made_progress();
@@ -173,14 +174,12 @@ impl AsyncRead for Stream {
             return Poll::Ready(Ok(()));
         }
         // Takes as much as is here, under one lock.
-        let ((), mut inner) = connection.with_guard(|inner| {
+        let (_, mut inner) = connection.read_guard(|session| {
             while buf.remaining() > 0 {
-                let Some(packet) = inner.session.read() else {
-                    break;
-                };
-                *front = packet;
+                *front = session.read()?;
                 drain_into(front, buf);
             }
+            Some(())
         });
         if buf.filled().len() > before {
             coop.made_progress();

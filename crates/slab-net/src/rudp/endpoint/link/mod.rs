@@ -262,6 +262,17 @@ impl Link {
         self.arm(inner);
     }
 
+    /// As [`settle`](Self::settle) without `wake_all`, after a reader has looked, or taken something. Mostly nothing
+    /// follows from that, and what others did to the session they have settled.
+    pub(super) fn settle_read(&self, guard: &mut LinkGuard<'_>) {
+        let session = &guard.session;
+        // The peer has not heard of a session that has sent nothing so far.
+        let tells_peer = session.owes_window_segment();
+        if tells_peer || session.ended().is_some() || guard.awaited_bytes > 0 {
+            self.settle(guard, self.shared.now(), false);
+        }
+    }
+
     /// Sets the timer. While the socket is full, only for the session's end: anything else due could not be sent,
     /// and is looked at again once it can.
     pub(super) fn arm(&self, inner: &mut Inner) {
