@@ -1,6 +1,7 @@
 //! [`Wakers`]: the tasks that wait for one event.
 
 use crate::finish::finish;
+use arrayvec::ArrayVec;
 use core::task::Waker;
 use std::collections::VecDeque;
 
@@ -108,28 +109,28 @@ fn position(more: &VecDeque<(u64, Waker)>, wait: &Wait) -> Option<usize> {
 #[derive(Default)]
 pub(super) struct Woken {
     /// As many as usually wait, without an allocation.
-    few: [Option<Waker>; 4],
-    more: VecDeque<Waker>,
+    few: ArrayVec<Waker, 4>,
+    more: Vec<Waker>,
     /// Not to be woken, but dropped as late.
     pub(super) replaced: [Option<Waker>; 3],
 }
 
 impl Woken {
     fn push(&mut self, waker: Waker) {
-        match self.few.iter_mut().find(|place| place.is_none()) {
-            Some(place) => *place = Some(waker),
-            None => self.more.push_back(waker),
+        if let Err(full) = self.few.try_push(waker) {
+            self.more.push(full.element());
         }
     }
 }
 
 impl Drop for Woken {
+    #[inline]
     fn drop(&mut self) {
-        finish(|| {
-            let few = self.few.iter_mut().find_map(Option::take);
-            let next = few.or_else(|| self.more.pop_front());
-            next.map(Waker::wake).is_some()
-        });
+        // Mostly nobody is to be woken, and this is a part of each lock.
+        if !self.few.is_empty() {
+            let mut all = self.few.drain(..).chain(self.more.drain(..));
+            finish(|| all.next().map(Waker::wake).is_some());
+        }
     }
 }
 
