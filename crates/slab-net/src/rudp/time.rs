@@ -47,6 +47,13 @@ impl Time {
     pub const fn since(self, earlier: Self) -> Duration {
         Duration::from_micros(self.0.get().saturating_sub(earlier.0.get()))
     }
+
+    /// As [`since`](Self::since), in microseconds; saturates. For what is asked at each segment: a `Duration` is made
+    /// and taken apart by divisions.
+    pub(super) fn micros_since(self, earlier: Self) -> u32 {
+        let micros = self.0.get().saturating_sub(earlier.0.get());
+        u32::try_from(micros).unwrap_or(u32::MAX)
+    }
 }
 
 impl core::ops::Add<Duration> for Time {

@@ -55,15 +55,16 @@ impl Acks {
     pub(super) fn in_order(&mut self, sn: u32, ts: u32, now: Time) {
         self.latest = Some((sn, ts));
         self.unacknowledged += 1;
-        let delay = Duration::from_micros(self.delay.into());
-        let sparse = self.last_sent.is_none_or(|at| now.since(at) >= delay);
+        let sparse = self
+            .last_sent
+            .is_none_or(|at| now.micros_since(at) >= self.delay);
         self.last_arrival = Some(now);
         if self.unacknowledged >= MAX_UNACKNOWLEDGED || (sparse && !self.application_answers) {
             self.due = Some(now);
         } else if self.due.is_none() {
             let delay = match self.application_answers {
                 true => ANSWER_DELAY,
-                false => delay,
+                false => Duration::from_micros(self.delay.into()),
             };
             self.due = Some(now + delay);
         }

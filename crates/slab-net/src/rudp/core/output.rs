@@ -132,10 +132,15 @@ impl Session {
             self.pacer.fill(self.now, rate);
         }
         self.rate = rate.map(|rate| rate as f32);
-        let control = self.write_control(scratch);
+        let has_segment = self.next_segment().is_some();
+        let control = self.write_control(scratch, has_segment);
         let control = self.write_datagrams(scratch, control);
         if control > 0 {
             return self.gather(scratch, control, 1);
+        }
+        if !has_segment {
+            self.start_probing_if_blocked();
+            return None;
         }
         if self.next_segments_lie_apart() && scratch.len() >= 2 * self.context.config.mtu {
             return self.gather(scratch, 0, max_datagrams);
@@ -183,11 +188,11 @@ impl Session {
     }
 
     /// Writes all that is not PUSH or an unreliable datagram, as far as it fits in a datagram; returns its length.
-    fn write_control(&mut self, to: &mut [u8]) -> usize {
+    fn write_control(&mut self, to: &mut [u8], has_segment: bool) -> usize {
         let limit = self.context.config.mtu.min(self.allowance());
         let mut control = ControlWriter { to, at: 0, limit };
         if self.ended().is_none() {
-            self.write_acks(&mut control);
+            self.write_acks(&mut control, has_segment);
             self.write_windows(&mut control);
         }
         while control.has_room()
@@ -198,9 +203,9 @@ impl Session {
         control.at
     }
 
-    fn write_acks(&mut self, control: &mut ControlWriter<'_>) {
-        let payload = self.next_segment().is_some();
-        if payload || self.acks.due().is_some_and(|due| due <= self.now) {
+    /// Those that are due, or all if a segment goes along.
+    fn write_acks(&mut self, control: &mut ControlWriter<'_>, has_segment: bool) {
+        if has_segment || self.acks.due().is_some_and(|due| due <= self.now) {
             let header = self.header(Command::Ack);
             while control.has_room()
                 && let Some((sn, ts)) = self.acks.pop(header.una)
@@ -210,7 +215,7 @@ impl Session {
             }
             // Also if the last one has filled the datagram.
             if !self.acks.is_pending() {
-                self.acks.sent(self.now, !payload);
+                self.acks.sent(self.now, !has_segment);
             }
         }
     }

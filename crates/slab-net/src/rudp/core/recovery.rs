@@ -81,6 +81,9 @@ impl Recovery {
 
     /// How long after its transmission a segment is overdue, backoff included.
     pub(super) fn timeout(&self) -> Duration {
+        if self.backoff == 0 {
+            return self.first_timeout();
+        }
         let factor = if self.nodelay { 1.5_f64 } else { 2.0 };
         // 2^30 is far beyond the maximum already.
         let backoff = i32::try_from(self.backoff.min(30)).unwrap_or(30);

@@ -50,7 +50,7 @@ impl Train {
             self.caught_up = unread <= window / 8;
             now
         });
-        self.duration_micros = micros(now.since(since));
+        self.duration_micros = now.micros_since(since);
         self.segments += 1;
         // The last segments of the window may have been lost.
         self.used_up |= diff(self.edge, sn) <= (window / 8).max(1) as i32;
@@ -59,7 +59,7 @@ impl Train {
     /// A segment is about to be counted: after a pause it is the first of another train.
     pub(super) fn restart_after_pause(&mut self, now: Time, rtt: Option<Duration>) {
         if let (Some(rtt), Some(since)) = (rtt, self.since)
-            && micros(now.since(since)) - self.duration_micros > micros(rtt / PAUSE_DIVISOR)
+            && now.micros_since(since) - self.duration_micros > micros(rtt / PAUSE_DIVISOR)
         {
             *self = Self::new();
         }

@@ -122,13 +122,13 @@ impl Session {
     /// tail-loss probe of RFC 8985, section 7. One probe until something is acknowledged, and only if it comes
     /// before the time-out.
     fn tail_probe_at(&self) -> Option<Time> {
+        let newest = self.send.newest()?;
         if self.loss_at.is_some() || self.tail_probed || self.recovery.is_backing_off() {
             return None;
         }
         if self.lost_segments().next().is_some() || self.allowance() < HEADER_BYTES {
             return None;
         }
-        let newest = self.send.newest()?;
         if self.is_beyond_window(newest) {
             return None;
         }
