@@ -37,8 +37,7 @@ impl Addresses {
 
     /// `None` if the system may choose.
     pub(super) fn local(&self) -> Option<SocketAddr> {
-        let local = self.address(self.local, 0);
-        Some(local).filter(|local| !local.ip().is_unspecified())
+        (!self.local.is_unspecified()).then(|| self.address(self.local, 0))
     }
 
     fn address(&self, ip: Ipv6Addr, port: u16) -> SocketAddr {

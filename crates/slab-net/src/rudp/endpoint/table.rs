@@ -11,6 +11,7 @@ use super::recently_ended::RecentlyEnded;
 use super::stats::EndpointStats;
 use super::wakers::Wakers;
 use crate::udp::SendError;
+use core::hash::{Hash, Hasher};
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -112,10 +113,29 @@ pub(super) enum Refusal {
     Backlog,
 }
 
+/// A session: its peer and its conversation.
+#[derive(Debug, PartialEq, Eq)]
+struct Key(SocketAddr, u32);
+
+impl Hash for Key {
+    /// All parts at once: one by one, as by `derive`, they take nearly twice as long, and that for each datagram.
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let Self(peer, conv) = self;
+        let numbers = u128::from(peer.port()) << 32 | u128::from(*conv);
+        match peer {
+            SocketAddr::V4(v4) => state.write_u128(numbers << 32 | u128::from(v4.ip().to_bits())),
+            SocketAddr::V6(v6) => {
+                state.write_u128(v6.ip().to_bits());
+                state.write_u128(numbers << 32 | u128::from(v6.scope_id()));
+            }
+        }
+    }
+}
+
 /// Addresses are [canonical] here, and wherever else they identify a peer.
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    places: HashMap<(SocketAddr, u32), u32>,
+    places: HashMap<Key, u32>,
     links: Vec<Option<Arc<Link>>>,
     free: Vec<u32>,
     recently_ended: RecentlyEnded,
@@ -142,7 +162,7 @@ pub(super) struct Table {
 
 impl Table {
     pub(super) fn get(&self, peer: SocketAddr, conv: u32) -> Option<&Arc<Link>> {
-        let place = *self.places.get(&(peer, conv))?;
+        let place = *self.places.get(&Key(peer, conv))?;
         self.links[place as usize].as_ref()
     }
 
@@ -225,7 +245,7 @@ impl Table {
     }
 
     pub(super) fn insert(&mut self, link: &Arc<Link>, half_open: bool) {
-        self.places.insert((link.peer(), link.conv), link.place);
+        self.places.insert(Key(link.peer(), link.conv), link.place);
         self.links[link.place as usize] = Some(Arc::clone(link));
         if half_open {
             *self.half_open.entry(Prefix::of(link.peer())).or_default() += 1;
@@ -270,7 +290,7 @@ impl Table {
         };
         let forgotten = ended.add(key, notice, now, until, config.max_sessions);
         self.stats.forgotten += forgotten;
-        self.places.remove(&key);
+        self.places.remove(&Key(link.peer(), link.conv));
         self.links[link.place as usize] = None;
         self.free.push(link.place);
     }

@@ -37,7 +37,6 @@ impl Timers {
                 place as usize
             }
         };
-        self.places[index] = place as u32;
         self.sift(place);
     }
 
@@ -65,38 +64,39 @@ impl Timers {
         let (_, session) = self.heap.swap_remove(place);
         self.places[session as usize] = NO_ENTRY;
         if place < self.heap.len() {
-            self.places[self.heap[place].1 as usize] = place as u32;
             self.sift(place);
         }
     }
 
     /// Moves an entry to where it belongs.
     fn sift(&mut self, mut place: usize) {
+        let entry = self.heap[place];
         while place > 0 {
-            let parent = (place - 1) / 2;
-            if self.heap[parent].0 <= self.heap[place].0 {
+            let above = (place - 1) / 2;
+            let parent = self.heap[above];
+            if parent.0 <= entry.0 {
                 break;
             }
-            self.swap(place, parent);
-            place = parent;
+            self.put(place, parent);
+            place = above;
         }
-        loop {
-            let children = 2 * place + 1..(2 * place + 3).min(self.heap.len());
-            let Some(child) = children.min_by_key(|&child| self.heap[child].0) else {
-                break;
+        while let Some(&left) = self.heap.get(2 * place + 1) {
+            let (below, child) = match self.heap.get(2 * place + 2) {
+                Some(&right) if right.0 < left.0 => (2 * place + 2, right),
+                _ => (2 * place + 1, left),
             };
-            if self.heap[place].0 <= self.heap[child].0 {
+            if entry.0 <= child.0 {
                 break;
             }
-            self.swap(place, child);
-            place = child;
+            self.put(place, child);
+            place = below;
         }
+        self.put(place, entry);
     }
 
-    fn swap(&mut self, a: usize, b: usize) {
-        self.heap.swap(a, b);
-        self.places[self.heap[a].1 as usize] = a as u32;
-        self.places[self.heap[b].1 as usize] = b as u32;
+    fn put(&mut self, place: usize, entry: (Time, u32)) {
+        self.heap[place] = entry;
+        self.places[entry.1 as usize] = place as u32;
     }
 }
 
