@@ -9,16 +9,17 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 impl Received {
-    /// Decodes the metadata that the kernel wrote.
+    /// Decodes the metadata that the kernel wrote. In place: it is large, and would be copied.
     #[inline]
     pub(super) fn decode(
+        &mut self,
         len: usize,
         name: &Address,
         name_len: usize,
         control: &[u8],
         flags: c_int,
-    ) -> Self {
-        let mut out = Self {
+    ) {
+        *self = Self {
             len,
             stride: len,
             ..Self::NOTHING
@@ -26,14 +27,13 @@ impl Received {
         // Every datagram has a sender of our own socket's family. Otherwise the source would remain the
         // unspecified address.
         if let Some(source) = name.decode(name_len) {
-            out.meta.source = source;
+            self.meta.source = source;
         }
-        out.meta.truncated = flags & libc::MSG_TRUNC != 0;
+        self.meta.truncated = flags & libc::MSG_TRUNC != 0;
         for (level, kind, data) in Reader::new(control) {
             // A message that is too short for its type is ignored.
-            let _ = out.apply_control_message(level, kind, data);
+            let _ = self.apply_control_message(level, kind, data);
         }
-        out
     }
 
     fn apply_control_message(&mut self, level: c_int, kind: c_int, data: &[u8]) -> Option<()> {

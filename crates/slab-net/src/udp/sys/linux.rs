@@ -183,8 +183,8 @@ impl Backend {
     ) -> io::Result<usize> {
         let mut read = 0;
         for (buffer, out) in buffers.iter_mut().zip(received) {
-            match receive_one(socket.as_raw_fd(), buffer) {
-                Ok(one) => *out = one,
+            match receive_one(socket.as_raw_fd(), buffer, out) {
+                Ok(()) => {}
                 Err(error) if read == 0 => return Err(error),
                 Err(error) => {
                     // It occurred between the two calls, and the kernel reports each error only once.
@@ -358,7 +358,7 @@ fn send_one(fd: RawFd, payload: &[u8], name: &Address, name_len: socklen_t) -> i
 }
 
 /// Receives one datagram, with no metadata but its source.
-fn receive_one(fd: RawFd, buffer: &mut Buffer<'_>) -> io::Result<Received> {
+fn receive_one(fd: RawFd, buffer: &mut Buffer<'_>, out: &mut Received) -> io::Result<()> {
     let mut name = Address::EMPTY;
     let mut name_len = MAX_LEN as socklen_t;
     let at = name.0.as_mut_ptr().cast();
@@ -374,7 +374,8 @@ fn receive_one(fd: RawFd, buffer: &mut Buffer<'_>) -> io::Result<Received> {
     // With MSG_TRUNC, `len` is the length of the datagram, however long the buffer is.
     let flags = if len > room { libc::MSG_TRUNC } else { 0 };
     let len = len.min(room);
-    Ok(Received::decode(len, &name, name_len as usize, &[], flags))
+    out.decode(len, &name, name_len as usize, &[], flags);
+    Ok(())
 }
 
 #[derive(Clone, Copy)]
@@ -406,7 +407,7 @@ impl ReceiveSlot {
         #[allow(clippy::unnecessary_cast)]
         let control = (header.msg_controllen as usize).min(RECEIVE_CONTROL_BYTES);
         let (name_len, control) = (header.msg_namelen as usize, &self.control.0[..control]);
-        *out = Received::decode(len, &self.name, name_len, control, header.msg_flags);
+        out.decode(len, &self.name, name_len, control, header.msg_flags);
     }
 }
 

@@ -332,7 +332,9 @@ fn decode(front: &[u8; PREFIX_BYTES], payload: usize) -> Received {
     name.0.copy_from_slice(bytes);
     let control = &front[HEADER_BYTES + NAME_BYTES..];
     let control = &control[..control_len.min(control.len())];
-    Received::decode(payload, &name, name_len, control, flags as c_int)
+    let mut received = Received::NOTHING;
+    received.decode(payload, &name, name_len, control, flags as c_int);
+    received
 }
 
 /// The buffer ring as the kernel sees it: an array of entries, the first of which also holds the index
