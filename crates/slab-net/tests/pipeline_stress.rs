@@ -354,8 +354,9 @@ fn a_runtime_that_is_shut_down_in_full_flight_leaves_nothing_behind() {
             Server::start(Coalescing::On, overflow)
         };
         let got = Arc::new(AtomicU64::new(0));
-        let is_over = Arc::new(AtomicBool::new(false));
+        let [is_over, has_stopped] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
         let (counted, stops) = (Arc::clone(&got), Arc::clone(&is_over));
+        let stopped = Arc::clone(&has_stopped);
         runtime.spawn(async move {
             let (mut held, mut checker) = (Vec::new(), Checker::default());
             while let Some(batch) = batches.recv().await {
@@ -366,6 +367,7 @@ fn a_runtime_that_is_shut_down_in_full_flight_leaves_nothing_behind() {
                 tokio::time::sleep(Duration::from_millis(1)).await;
                 if stops.load(Ordering::Relaxed) {
                     // Waits for ever, holding these, with the queue as it is.
+                    stopped.store(true, Ordering::Relaxed);
                     std::future::pending::<()>().await;
                 }
             }
@@ -376,6 +378,8 @@ fn a_runtime_that_is_shut_down_in_full_flight_leaves_nothing_behind() {
             until("a flood", || got.load(Ordering::Relaxed) >= 200).await;
             if overflow != Overflow::Wait {
                 is_over.store(true, Ordering::Relaxed);
+                // Before that it may take one more.
+                until("its end", || has_stopped.load(Ordering::Relaxed)).await;
                 until("a full queue", || queue.stats().datagrams == 16).await;
             }
             // Nobody counts what is still queued in the kernel when its socket is closed.
