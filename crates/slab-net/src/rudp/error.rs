@@ -66,7 +66,7 @@ impl std::error::Error for OpenError {
     }
 }
 
-/// An error of the kind that fits, with this one in it, or the [`BindError`].
+/// An error of the kind that fits, with this one in it; if binding failed, with the [`BindError`].
 impl From<OpenError> for io::Error {
     fn from(error: OpenError) -> Self {
         use io::ErrorKind;

@@ -65,9 +65,9 @@ impl EndpointConfig {
     /// acknowledging data or what the first answer asks it to. Default: 1024, 128.
     ///
     /// Together these sessions get at most a fourth of [the memory](Self::max_memory), so that forged addresses cannot
-    /// take what the other sessions need. Their number is limited to what fits in that, but for one: for each its smallest
-    /// window, 61 440 bytes with an MTU of 1400 and the default size classes, as much again for sending, and what
-    /// error correction may keep.
+    /// take what the other sessions need. Their number is limited to what fits in that, but one may always open: for
+    /// each its smallest window, 61 440 bytes with an MTU of 1400 and the default size classes, as much again for
+    /// sending, and what error correction may keep.
     ///
     /// They take at most three fourths of [all places](Self::max_sessions), rounded up: where forged addresses had
     /// taken every place, a cookie would let nobody in.
