@@ -174,8 +174,8 @@ impl SessionConfig {
     }
 
     /// Sets after how long without a sign of life the session ends; longer than the [keepalive](Self::keepalive). If the
-    /// peer is asked for one more than a fourth of that too late, as in a process that was stopped, the delay does not count
-    /// while the session is open and once the peer has proved its address. Default: 60 s.
+    /// peer is asked for one too late by half of the difference or more, as in a process that was stopped, the delay does not
+    /// count while the session is open and once the peer has proved its address. Default: 60 s.
     pub fn idle_timeout(mut self, timeout: Duration) -> Self {
         self.idle_timeout = timeout;
         self

@@ -147,8 +147,11 @@ impl Session {
         }
         let late = now.since(self.keepalive_at);
         let is_open = self.phase == Phase::Open && self.path.validated;
-        if is_open && !self.send_wask && late >= self.context.config.keepalive / KEEPALIVE_REPEATS {
-            // Nobody has called in time, as in a process that was stopped. Who was not asked may well be silent.
+        let time_to_answer = self.context.config.idle_timeout - self.context.config.keepalive;
+        if is_open && !self.send_wask && late >= time_to_answer / 2 {
+            // Nobody has called in time, as in a process that was stopped. Who was not asked may well be silent. Not if
+            // it is late by less, as every time where somebody looks now and then: the peer has time to answer, and one
+            // that is gone would be waited for many times as long.
             self.last_received = self.last_received + late;
         }
         if self.idle_deadline() <= now {

@@ -142,6 +142,21 @@ fn a_question_for_a_sign_of_life_is_repeated_often() {
     assert_eq!(until_end(&mut session), (end, 12));
 }
 
+/// Late by less than half of the time that a peer has to answer, but each time: that does not prolong its silence.
+#[test]
+fn a_session_that_is_only_called_now_and_then_is_given_up_in_time() {
+    let config = SessionConfig::fast().keepalive(Duration::from_millis(100));
+    let mut session = with_silent_peer(&config);
+    let step = config.idle_timeout / 4;
+    for calls in 1..=4 {
+        assert_eq!(session.ended(), None);
+        let now = Time::ZERO + step * calls;
+        session.handle_timeout(now);
+        datagrams(&mut session, now);
+    }
+    assert_eq!(session.ended(), Some(CloseReason::TimedOut));
+}
+
 /// As in a process that was stopped before it could ask, or before it could ask again.
 #[test]
 fn a_peer_that_was_not_asked_in_time_is_not_given_up_for_silence() {
