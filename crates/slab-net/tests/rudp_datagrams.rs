@@ -221,6 +221,29 @@ fn datagrams_that_nobody_reads_leave_memory_to_others() {
     drop((new, others));
 }
 
+/// They are kept although nothing is left of the budget.
+#[test]
+fn datagrams_without_contents_need_no_memory() {
+    let mut pair = Pair::new();
+    let open = |budget: &MemoryBudget| {
+        let (config, side) = (SessionConfig::fast(), Side::Server);
+        Session::open(CONV, &config, side, &pair.pool, budget, 7 << 32, Time::ZERO).unwrap()
+    };
+    let budget = MemoryBudget::new(16 << 20);
+    let session = open(&budget);
+    let just_enough = MemoryBudget::new(budget.reserved());
+    drop(session);
+    pair.server = open(&just_enough);
+    pair.client.send_slice(b"hello").unwrap();
+    pair.settle();
+    for _ in 0..20 {
+        pair.client.send_datagram(Packet::new()).unwrap();
+    }
+    pair.settle();
+    assert_eq!(just_enough.reserved(), just_enough.limit());
+    assert_eq!(datagrams(&mut pair.server).len(), 20);
+}
+
 /// Whether the session ends before they are read, or others take their place.
 #[test]
 fn datagrams_that_nobody_reads_are_counted_at_the_end_of_the_session() {

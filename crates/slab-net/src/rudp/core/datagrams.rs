@@ -60,7 +60,8 @@ impl Datagrams {
         if self.received.len() == self.max_unread {
             self.drop_oldest();
         }
-        let reserved = match self.received.len() < MAX_OF_LAST {
+        // One without contents takes none of it.
+        let reserved = match bytes == 0 || self.received.len() < MAX_OF_LAST {
             true => self.account.reserve(bytes),
             false => self.account.reserve_spare(bytes),
         };
