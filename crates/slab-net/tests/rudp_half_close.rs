@@ -3,20 +3,13 @@
 mod rudp_common;
 
 use rudp_common::line::{Line, ONE_WAY, STEP, from_a_forged_address};
+use rudp_common::pair::transmit;
 use slab_net::rudp::wire::{Command, HEADER_BYTES, Header, segments};
 use slab_net::rudp::{
     CloseReason, MemoryBudget, Rejection, SendError, Session, SessionConfig, Side, Time,
 };
 use slab_net::{Packet, PacketPool};
 use std::time::Duration;
-
-fn transmit(session: &mut Session, now: Time) -> Vec<Packet> {
-    let (mut scratch, mut sent) = ([0; 4096], Vec::new());
-    while let Some(outgoing) = session.poll_transmit(now, &mut scratch, 1) {
-        sent.push(Packet::copy_from_slice(outgoing.contents()));
-    }
-    sent
-}
 
 /// Each end in turn, also if the segment that says so is lost at first.
 #[test]
@@ -476,9 +469,12 @@ fn a_finish_becomes_a_close_only_after_all_that_came_was_looked_at() {
     client.send_slice(&[7; 200]).unwrap();
     client.finish(Time::ZERO);
     for datagram in transmit(&mut client, Time::ZERO) {
+        let datagram = Packet::from(datagram);
         server.handle_datagram(Time::ZERO, datagram).unwrap();
     }
-    let answers = transmit(&mut server, Time::ZERO);
+    let answers = transmit(&mut server, Time::ZERO)
+        .into_iter()
+        .map(Packet::from);
     let now = Time::ZERO + Duration::from_secs(20);
     let other = from_a_forged_address(Command::Push, 0, 1);
     for datagram in core::iter::once(other).chain(answers) {

@@ -378,8 +378,14 @@ async fn a_message_above_the_largest_class_without_heap_ends_the_session() {
     assert_eq!(segments.concat(), message);
 
     within_a_minute(client.send_slice(&message)).await.unwrap();
+    while !client.is_sent() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    // Both ends have nothing to say any more, so that only the reader can tell others of the end.
+    tokio::time::sleep(Duration::from_millis(300)).await;
     let end = within_a_minute(accepted.recv()).await;
     assert_eq!(end, Err(CloseReason::MessageTooLong));
+    assert_eq!(within_a_minute(client.closed()).await, CloseReason::Reset);
     let other = connected(&pool).await;
     assert_eq!((other[0].ended(), other[1].ended()), (None, None));
 

@@ -1,17 +1,15 @@
 //! Options of a socket that the caller sets: before a sender takes the socket, and while it is in use.
 #![cfg(unix)]
 
-use slab_net::PacketPool;
+mod udp_common;
+
 #[cfg(target_os = "linux")]
 use slab_net::udp::Ecn;
 use slab_net::udp::{Transmit, UdpReceiver, UdpSender};
 use std::net::{Ipv4Addr, SocketAddr};
-
-const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
-
-fn pool() -> PacketPool {
-    PacketPool::builder().max_memory(16 << 20).build().unwrap()
-}
+#[cfg(target_os = "linux")]
+use udp_common::set_option;
+use udp_common::{LOOPBACK, pool};
 
 /// A group is joined and left while the receiver is in use, through the sender's handle to the same socket.
 #[tokio::test]
@@ -81,22 +79,17 @@ async fn a_datagram_to_a_group_reaches_each_shard() {
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn an_error_about_one_peer_is_not_told_to_whoever_sends_to_another() {
-    use std::os::fd::AsRawFd;
     let pool = pool();
     for any in [LOOPBACK, "[::1]:0".parse().unwrap()] {
         let Ok(socket) = std::net::UdpSocket::bind(any) else {
             assert!(std::env::var_os("SLAB_NET_NO_SKIP").is_none(), "{any}");
             continue;
         };
-        let on: libc::c_int = 1;
         let (level, option) = match any {
             SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_RECVERR),
             SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_RECVERR),
         };
-        let (at, len) = ((&raw const on).cast(), size_of_val(&on) as u32);
-        // SAFETY: `on` is a `c_int`, as the option takes.
-        let set = unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, at, len) };
-        assert_eq!(set, 0);
+        set_option(&socket, level, option, 1);
         let gone = std::net::UdpSocket::bind(any)
             .unwrap()
             .local_addr()
@@ -149,17 +142,11 @@ async fn a_sender_from_std_keeps_the_options_of_the_socket() {
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn a_segment_size_set_on_the_socket_cuts_no_datagram() {
-    use std::os::fd::AsRawFd;
-
     let pool = pool();
     let mut receiver = UdpReceiver::bind(LOOPBACK, &pool).unwrap();
     let to = receiver.local_addr();
     let socket = std::net::UdpSocket::bind(LOOPBACK).unwrap();
-    let (fd, bytes): (_, libc::c_int) = (socket.as_raw_fd(), 500);
-    let (at, len) = ((&raw const bytes).cast(), size_of_val(&bytes) as _);
-    // SAFETY: the kernel reads `len` bytes at `at`.
-    let result = unsafe { libc::setsockopt(fd, libc::SOL_UDP, libc::UDP_SEGMENT, at, len) };
-    assert_eq!(result, 0);
+    set_option(&socket, libc::SOL_UDP, libc::UDP_SEGMENT, 500);
     let sender = UdpSender::from_std(socket).unwrap();
     let bodies = [1200, 1200, 700].map(|len| vec![7; len]);
     for body in &bodies {

@@ -10,6 +10,8 @@ use slab_net::udp::{
 use slab_net::{Packet, PacketChain};
 use std::io::IoSlice;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+#[cfg(target_os = "linux")]
+use udp_common::set_option;
 use udp_common::{LOOPBACK, pool, receive};
 
 #[tokio::test]
@@ -335,23 +337,10 @@ async fn datagrams_before_a_failed_one_are_sent_and_counted() {
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn without_gso_datagrams_are_sent_one_by_one() {
-    use std::os::fd::AsRawFd;
-
     let pool = pool();
     let mut receiver = UdpReceiver::bind(LOOPBACK, &pool).unwrap();
     let socket = std::net::UdpSocket::bind(LOOPBACK).unwrap();
-    let on: libc::c_int = 1;
-    // SAFETY: an open socket, and an `int` of the length that is passed.
-    let result = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_NO_CHECK,
-            (&raw const on).cast(),
-            size_of_val(&on) as libc::socklen_t,
-        )
-    };
-    assert_eq!(result, 0);
+    set_option(&socket, libc::SOL_SOCKET, libc::SO_NO_CHECK, 1);
     let sender = UdpReceiver::builder(&pool)
         .from_std(socket)
         .unwrap()

@@ -7,11 +7,15 @@ pub(crate) mod network;
 pub(crate) mod tap;
 pub(crate) mod warnings;
 
+#[cfg(target_os = "linux")]
+use libc::c_int;
 use slab_net::PacketPool;
 use slab_net::udp::UdpReceiver;
 use std::io::{self, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
+#[cfg(target_os = "linux")]
+use std::{net::UdpSocket, os::fd::AsRawFd};
 
 pub(crate) const LOOPBACK: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 /// Limits only how long a broken test takes to fail.
@@ -30,6 +34,15 @@ pub(crate) fn skipped(what: &str, why: &io::Error) {
     );
     // Not `eprintln!`, whose output the test harness captures.
     let _ = writeln!(io::stderr(), "skipped: {what}: {why}");
+}
+
+/// Sets an option of one number, as a program may before it gives its socket away.
+#[cfg(target_os = "linux")]
+pub(crate) fn set_option(socket: &UdpSocket, level: c_int, option: c_int, value: c_int) {
+    let (at, len) = ((&raw const value).cast(), size_of_val(&value) as _);
+    // SAFETY: an open socket, and a number of the length that is passed.
+    let result = unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, at, len) };
+    assert_eq!(result, 0, "{}", io::Error::last_os_error());
 }
 
 /// Bytes that depend on their position and on the datagram, so that any mix-up shows.

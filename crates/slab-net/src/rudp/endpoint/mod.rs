@@ -6,7 +6,7 @@
 //! | `driver` | the task that reads the socket and runs the sessions' timers |
 //! | `link`, `shared` | what both share |
 //! | `wakers` | the tasks that wait for a session |
-//! | `table`, `timers`, `recently_ended` | the sessions, when each has to be called, and those that have ended |
+//! | `table`, `key`, `timers`, `recently_ended` | the sessions, by what they are looked up, when each has to be called, and those that have ended |
 //! | `addresses` | those of a session's two ends |
 //! | `cookie`, `secret` | proofs of an address that need no session; what they and conversation numbers are made of |
 //! | `protect` | error correction and encryption, if configured |
@@ -17,6 +17,7 @@ mod config;
 mod connection;
 mod cookie;
 mod driver;
+mod key;
 mod link;
 mod protect;
 mod receiving;

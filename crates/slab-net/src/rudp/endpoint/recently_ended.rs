@@ -6,10 +6,8 @@
 use super::super::core::REMINDER_INTERVAL;
 use super::super::time::Time;
 use super::super::wire::Header;
+use super::key::Key;
 use std::collections::{HashMap, VecDeque};
-use std::net::SocketAddr;
-
-type Key = (SocketAddr, u32);
 
 #[derive(Debug)]
 struct Ended {
@@ -88,7 +86,7 @@ mod tests {
     #[test]
     fn the_set_is_bounded_in_number_and_time() {
         let at = Time::from_micros;
-        let key = |conv| ("127.0.0.1:1".parse().unwrap(), conv);
+        let key = |conv| Key("127.0.0.1:1".parse().unwrap(), conv);
         let mut ended = RecentlyEnded::default();
         let forgotten = (0..10).map(|conv| ended.add(key(conv), None, at(0), at(100), 4));
         assert_eq!(forgotten.sum::<u64>(), 6);

@@ -6,12 +6,12 @@ use super::super::stats::SessionStats;
 use super::super::time::Time;
 use super::super::wire::{Command, Header, segments};
 use super::config::EndpointConfig;
+use super::key::Key;
 use super::link::Link;
 use super::recently_ended::RecentlyEnded;
 use super::stats::EndpointStats;
 use super::wakers::Wakers;
 use crate::udp::SendError;
-use core::hash::{Hash, Hasher};
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -113,25 +113,6 @@ pub(super) enum Refusal {
     Backlog,
 }
 
-/// A session: its peer and its conversation.
-#[derive(Debug, PartialEq, Eq)]
-struct Key(SocketAddr, u32);
-
-impl Hash for Key {
-    /// All parts at once: one by one, as by `derive`, they take nearly twice as long, and that for each datagram.
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        let Self(peer, conv) = self;
-        let numbers = u128::from(peer.port()) << 32 | u128::from(*conv);
-        match peer {
-            SocketAddr::V4(v4) => state.write_u128(numbers << 32 | u128::from(v4.ip().to_bits())),
-            SocketAddr::V6(v6) => {
-                state.write_u128(v6.ip().to_bits());
-                state.write_u128(numbers << 32 | u128::from(v6.scope_id()));
-            }
-        }
-    }
-}
-
 /// Addresses are [canonical] here, and wherever else they identify a peer.
 #[derive(Debug, Default)]
 pub(super) struct Table {
@@ -209,7 +190,9 @@ impl Table {
         let window = config.session.recv_window;
         let opens = opening_conversation(datagram, proved, window).is_some_and(|conv| {
             let both = [&self.recently_ended, &self.recently_ended_unproved];
-            !both.iter().any(|ended| ended.contains(&(peer, conv), now))
+            !both
+                .iter()
+                .any(|ended| ended.contains(&Key(peer, conv), now))
         });
         if !opens {
             return Err(Refusal::NotOpening);
@@ -283,14 +266,14 @@ impl Table {
         config: &EndpointConfig,
     ) {
         let until = now + config.session.idle_timeout;
-        let key = (link.peer(), link.conv);
+        let key = Key(link.peer(), link.conv);
         let ended = match proved {
             true => &mut self.recently_ended,
             false => &mut self.recently_ended_unproved,
         };
         let forgotten = ended.add(key, notice, now, until, config.max_sessions);
         self.stats.forgotten += forgotten;
-        self.places.remove(&Key(link.peer(), link.conv));
+        self.places.remove(&key);
         self.links[link.place as usize] = None;
         self.free.push(link.place);
     }
@@ -305,7 +288,7 @@ impl Table {
         datagram: &[u8],
         now: Time,
     ) -> Option<Header> {
-        let key = (peer, conv);
+        let key = Key(peer, conv);
         if !needs_reminder(datagram) {
             return None;
         }
@@ -428,7 +411,7 @@ mod tests {
         let until = later + core::time::Duration::from_secs(1);
         table
             .recently_ended
-            .add((peer, 7), Some(notice), now, until, 9);
+            .add(Key(peer, 7), Some(notice), now, until, 9);
         assert_eq!(table.reminder(peer, 7, &told, later), None);
         assert_eq!(table.reminder(peer, 7, &ask, later), Some(notice));
         // Nor in a session that is not known.
@@ -437,7 +420,7 @@ mod tests {
         assert_eq!(table.reminder(peer, 8, &ask, later), Some(notice));
         table
             .recently_ended_unproved
-            .add((peer, 8), Some(notice), now, until, 9);
+            .add(Key(peer, 8), Some(notice), now, until, 9);
         // Its address may be forged: no answer that is longer, or that was not asked for.
         assert_eq!(table.reminder(peer, 8, &ask, later), Some(notice));
         let push = segment(Command::Push, 0, 0);

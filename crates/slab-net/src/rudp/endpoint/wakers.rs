@@ -110,6 +110,7 @@ fn position(more: &VecDeque<(u64, Waker)>, wait: &Wait) -> Option<usize> {
 pub(super) struct Woken {
     /// As many as usually wait, without an allocation.
     few: ArrayVec<Waker, 4>,
+    /// Those for which there is no room.
     more: Vec<Waker>,
     /// Not to be woken, but dropped as late.
     pub(super) replaced: [Option<Waker>; 3],

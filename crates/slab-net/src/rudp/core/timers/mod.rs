@@ -149,9 +149,9 @@ impl Session {
         let is_open = self.phase == Phase::Open && self.path.validated;
         let time_to_answer = self.context.config.idle_timeout - self.context.config.keepalive;
         if is_open && !self.send_wask && late >= time_to_answer / 2 {
-            // Nobody has called in time, as in a process that was stopped. Who was not asked may well be silent. Not if
-            // it is late by less, as every time where somebody looks now and then: the peer has time to answer, and one
-            // that is gone would be waited for many times as long.
+            // Nobody has called in time, as in a process that was stopped, and who was not asked may well be silent. A
+            // smaller delay leaves the peer time to answer; and where each call is a little late, one that is gone would
+            // be waited for many times as long.
             self.last_received = self.last_received + late;
         }
         if self.idle_deadline() <= now {
