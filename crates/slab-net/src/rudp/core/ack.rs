@@ -6,6 +6,7 @@
 //! together; if the application answers at once, they wait for its answer.
 
 use super::super::time::Time;
+use super::recovery::micros;
 use core::time::Duration;
 
 /// How long an ACK waits for the application's answer to go with, if it usually answers. Well below the shortest
@@ -14,7 +15,7 @@ const ANSWER_DELAY: Duration = Duration::from_millis(10);
 /// The most segments in order that are acknowledged together.
 const MAX_UNACKNOWLEDGED: u32 = 16;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Acks {
     /// In microseconds, in 32 bits like the counts below: there are many sessions.
     delay: u32,
@@ -38,16 +39,9 @@ impl Acks {
     /// At most `max_listed` out-of-order acknowledgements are kept.
     pub(super) fn new(delay: Duration, max_listed: u32) -> Self {
         Self {
-            delay: u32::try_from(delay.as_micros()).unwrap_or(u32::MAX),
-            list: Vec::new(),
-            sent: 0,
+            delay: micros(delay),
             max_listed,
-            latest: None,
-            unacknowledged: 0,
-            due: None,
-            last_sent: None,
-            last_arrival: None,
-            application_answers: false,
+            ..Self::default()
         }
     }
 

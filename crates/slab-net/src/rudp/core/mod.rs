@@ -186,7 +186,7 @@ pub enum Side {
     Server,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Peer {
     /// The peer has said that it has every segment before this one.
     latest_una: u32,
@@ -249,7 +249,7 @@ struct MessageWait {
 }
 
 /// How far the peer's address can be trusted.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Path {
     validated: bool,
     /// Since when something waits for an unproved address, to be sent or to be acknowledged: in milliseconds, which
@@ -360,24 +360,11 @@ impl Session {
                 window_edge: first_sent.wrapping_add(DEFAULT_WINDOW),
                 advertised_edge: first_received.wrapping_add(first_window),
                 largest_window: DEFAULT_WINDOW,
-                has_told_window: false,
-                has_sent_wins: false,
-                wask_sent_at: None,
-                wask_rtt_micros: 0,
-                wask_unanswered: false,
-                asked_since_data: false,
-                token: 0,
-                has_token: false,
-                is_ours: false,
-                seems_ours: false,
-                doubts_our_address: false,
+                ..Peer::default()
             },
             path: Path {
                 validated: side == Side::Client,
-                unanswered_since: 0,
-                allowance: 0,
-                sent_overhead: 0,
-                received_overhead: 0,
+                ..Path::default()
             },
             ts_offset: random as u32,
             // Never 0: that is what other implementations answer with.

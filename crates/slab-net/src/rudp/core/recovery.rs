@@ -28,7 +28,7 @@ const SPURIOUS_COUNTED: u64 = 64;
 /// losses: a large window has them in one round trip, and would find the path to reorder again and again.
 const FORGET_REORDERING: u32 = 16;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Recovery {
     /// All durations are in microseconds, in 32 bits: there are many sessions.
     interval: u32,
@@ -60,17 +60,9 @@ impl Recovery {
             interval: micros(config.interval),
             nodelay: config.nodelay,
             fast_resend: config.fast_resend,
-            srtt: 0,
-            variance: 0,
             latest: micros(INITIAL_RTO),
             rto: micros(INITIAL_RTO),
-            backoff: 0,
-            arrived: 0,
-            reordering: 0,
-            losses_since_spurious: 0,
-            loss_counted_at: 0,
-            reordering_raised_at: 0,
-            spurious_count: 0,
+            ..Self::default()
         }
     }
 

@@ -16,7 +16,7 @@ const MIN_DURATION: Duration = Duration::from_millis(1);
 /// make shorter pauses.
 const PAUSE_DIVISOR: u32 = 4;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Train {
     /// New segments so far.
     segments: u32,
@@ -31,17 +31,6 @@ pub(super) struct Train {
 }
 
 impl Train {
-    pub(super) fn new() -> Self {
-        Self {
-            segments: 0,
-            edge: 0,
-            since: None,
-            duration_micros: 0,
-            used_up: false,
-            caught_up: false,
-        }
-    }
-
     /// Counts a new segment. `edge` is the edge of the window that the peer was last told, `window` the window's
     /// size, and `unread` how many segments of it were in order and unread before.
     pub(super) fn count(&mut self, sn: u32, edge: u32, window: u32, unread: u32, now: Time) {
@@ -61,7 +50,7 @@ impl Train {
         if let (Some(rtt), Some(since)) = (rtt, self.since)
             && now.micros_since(since) - self.duration_micros > micros(rtt / PAUSE_DIVISOR)
         {
-            *self = Self::new();
+            *self = Self::default();
         }
     }
 
@@ -72,7 +61,7 @@ impl Train {
         if !enough {
             return None;
         }
-        let train = core::mem::replace(self, Self::new());
+        let train = core::mem::take(self);
         let took = train.duration_micros.max(micros(MIN_DURATION));
         let carried = u64::from(train.segments) * u64::from(micros(rtt)) / u64::from(took);
         Some((u32::try_from(carried).unwrap_or(u32::MAX), train.caught_up))

@@ -170,7 +170,7 @@ impl ReceiveQueue {
             at_end: false,
             narrowed: false,
             to_follow: 0,
-            train: Train::new(),
+            train: Train::default(),
             train_ended: 0,
             may_grow: true,
             slot: slot as u32,
@@ -234,7 +234,7 @@ impl ReceiveQueue {
             let all = self.account.bytes();
             self.window = first;
             self.account.release(all - reservation(first, self.slot()));
-            self.train = Train::new();
+            self.train = Train::default();
         }
     }
 

@@ -156,7 +156,7 @@ fn one_train_that_fills_the_window_is_enough_to_estimate_the_path() {
                 queue.pop();
             }
         }
-        queue.train = Train::new();
+        queue.train = Train::default();
         let (edge, mut now) = (edge(&queue), Time::ZERO);
         for sn in 16..16 + used {
             now = now + Duration::from_micros(62);
