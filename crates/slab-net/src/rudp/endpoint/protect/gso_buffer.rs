@@ -44,12 +44,12 @@ impl GsoBuffer {
         self.lengths.clear();
     }
 
-    pub(super) fn has_room(&self, len: usize) -> bool {
-        self.len == 0 || (!self.lengths.is_full() && self.len + len <= self.most)
-    }
-
-    /// Adds a datagram of `len` bytes, which the caller writes. There must be room.
-    pub(super) fn push(&mut self, len: usize) -> &mut [u8] {
+    /// Adds a datagram of `len` bytes, which the caller writes. If there is no room, `flush` makes it.
+    pub(super) fn push(&mut self, len: usize, flush: impl FnOnce(&mut Self)) -> &mut [u8] {
+        let has_room = !self.lengths.is_full() && self.len + len <= self.most;
+        if self.len > 0 && !has_room {
+            flush(self);
+        }
         let start = self.len;
         self.len += len;
         self.lengths.push(len);
@@ -71,27 +71,20 @@ impl GsoBuffer {
     ) {
         let (mut at, mut start) = (0, 0);
         while at < self.lengths.len() {
-            let run = self.run(at);
-            let transmit = Transmit::new(&self.buf[start..start + run.bytes], to);
-            transmits.push(transmit.segment_size(run.size).source(from));
-            (at, start) = (at + run.datagrams, start + run.bytes);
+            let run = self.run(at, start);
+            let transmit = Transmit::new(run.contents, to).segment_size(run.segment_size);
+            transmits.push(transmit.source(from));
+            (at, start) = (at + run.datagrams, start + run.contents.len());
         }
     }
 
     /// The first run of datagrams left once `sent` are sent.
-    pub(super) fn rest(&self, sent: usize) -> Rest<'_> {
-        let start: usize = self.lengths[..sent].iter().sum();
-        let run = self.run(sent);
-        Rest {
-            contents: &self.buf[start..start + run.bytes],
-            segment_size: run.size,
-            datagrams_behind: self.lengths.len() - sent - run.datagrams,
-        }
+    pub(super) fn rest(&self, sent: usize) -> Run<'_> {
+        self.run(sent, self.lengths[..sent].iter().sum())
     }
 
-    /// The run of datagrams from number `at` on that GSO takes: of one length but for the last, which may be
-    /// shorter.
-    fn run(&self, at: usize) -> Run {
+    /// The run of datagrams from number `at` on, at byte `start`.
+    fn run(&self, at: usize, start: usize) -> Run<'_> {
         let size = self.lengths[at];
         let (mut datagrams, mut bytes) = (0, 0);
         for &len in &self.lengths[at..] {
@@ -105,25 +98,18 @@ impl GsoBuffer {
             }
         }
         Run {
-            size,
+            contents: &self.buf[start..start + bytes],
+            segment_size: size,
             datagrams,
-            bytes,
         }
     }
 }
 
-struct Run {
-    size: usize,
-    datagrams: usize,
-    bytes: usize,
-}
-
-/// Datagrams of one length that the socket had no room for.
-pub(super) struct Rest<'a> {
+/// Datagrams that GSO takes: of one length but for the last, which may be shorter.
+pub(super) struct Run<'a> {
     pub(super) contents: &'a [u8],
     pub(super) segment_size: usize,
-    /// The number of datagrams behind these.
-    pub(super) datagrams_behind: usize,
+    pub(super) datagrams: usize,
 }
 
 #[cfg(test)]
@@ -140,15 +126,16 @@ mod tests {
         let lengths = [5, 5, 3, 5, 7, 7];
         with_gso_buffer(MAX_BURST_BYTES, |buffer| {
             for (n, len) in (1..).zip(lengths) {
-                buffer.push(len).fill(n);
+                buffer.push(len, |_| ()).fill(n);
             }
             let mut transmits = ArrayVec::new();
             buffer.write_transmits("192.0.2.1:9".parse().unwrap(), None, &mut transmits);
             let runs: Vec<_> = transmits.iter().map(Transmit::datagrams).collect();
             assert_eq!(runs, [3, 1, 2]);
-            for (sent, first, behind) in [(0, 1, 3), (1, 2, 3), (2, 3, 3), (3, 4, 2), (5, 6, 0)] {
+            for (sent, first, datagrams) in [(0, 1, 3), (1, 2, 2), (2, 3, 1), (3, 4, 1), (5, 6, 1)]
+            {
                 let rest = buffer.rest(sent);
-                assert_eq!((rest.contents[0], rest.datagrams_behind), (first, behind));
+                assert_eq!((rest.contents[0], rest.datagrams), (first, datagrams));
                 assert_eq!(rest.segment_size, lengths[sent]);
             }
         });

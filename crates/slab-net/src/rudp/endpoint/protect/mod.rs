@@ -139,45 +139,27 @@ impl Protection {
         self.renew_nonces_after_fork();
         // Without a path, because the session has left it, the datagrams are no shards; peers accept them as they
         // are.
-        let (front, behind) = self.shard_overhead();
+        let (shard_at, behind) = self.shard_overhead();
+        let front = shard_at;
         #[cfg(feature = "fec")]
         let front = front + encoder.as_ref().map_or(0, |_| FEC_HEADER_BYTES);
         for datagram in outgoing.contents().chunks(outgoing.segment_size()) {
             let len = front + datagram.len() + behind;
-            if !buffer.has_room(len) {
-                flush(buffer);
-            }
-            let sealed = buffer.push(len);
+            let sealed = buffer.push(len, &mut flush);
             sealed[front..front + datagram.len()].copy_from_slice(datagram);
             #[cfg(feature = "fec")]
             if let Some(encoder) = &mut encoder {
-                let (front, behind) = self.shard_overhead();
-                encoder.protect(now, &mut sealed[front..len - behind]);
+                encoder.protect(now, &mut sealed[shard_at..len - behind]);
             }
             self.encrypt(sealed);
             #[cfg(feature = "fec")]
             if let Some(encoder) = encoder.as_mut().filter(|_| parity) {
-                self.add_parity(encoder, buffer, &mut flush);
+                while let Some(shard) = encoder.parity_len() {
+                    let sealed = buffer.push(shard_at + shard + behind, &mut flush);
+                    encoder.next_parity(&mut sealed[shard_at..shard_at + shard]);
+                    self.encrypt(sealed);
+                }
             }
-        }
-    }
-
-    #[cfg(feature = "fec")]
-    fn add_parity(
-        &self,
-        encoder: &mut crate::rudp::fec::FecEncoder,
-        buffer: &mut GsoBuffer,
-        mut flush: impl FnMut(&mut GsoBuffer),
-    ) {
-        let (front, behind) = self.shard_overhead();
-        while let Some(shard) = encoder.parity_len() {
-            let len = front + shard + behind;
-            if !buffer.has_room(len) {
-                flush(buffer);
-            }
-            let sealed = buffer.push(len);
-            encoder.next_parity(&mut sealed[front..front + shard]);
-            self.encrypt(sealed);
         }
     }
 
@@ -361,7 +343,7 @@ mod tests {
             let looks_left = [b'S', b'A'].map(|left| {
                 let mut looks_left = Vec::new();
                 gso_buffer::with_gso_buffer(usize::MAX, |buffer| {
-                    buffer.push(1000).fill(left);
+                    buffer.push(1000, |_| ()).fill(left);
                     buffer.clear();
                     protection.seal(peer, now, &outgoing, false, buffer, |_| {});
                     let sealed = buffer.rest(0).contents;

@@ -68,7 +68,7 @@ impl Protection {
         with_gso_buffer(0, |buffer| {
             let (front, behind) = self.shard_overhead();
             self.renew_nonces_after_fork();
-            let sealed = buffer.push(front + datagram.len() + behind);
+            let sealed = buffer.push(front + datagram.len() + behind, |_| ());
             sealed[front..front + datagram.len()].copy_from_slice(datagram);
             self.encrypt(sealed);
             let mut transmits = ArrayVec::new();
@@ -108,7 +108,7 @@ fn flush(link: &Link, buffer: &mut GsoBuffer, unsent: &mut Unsent, refused: &mut
                 Some(kept) => {
                     *unsent = Some((kept, rest.segment_size));
                     shared.push_blocked(link.place);
-                    rest.datagrams_behind
+                    buffer.datagrams() - sent - rest.datagrams
                 }
                 None => {
                     had_room = unsent.is_some();
