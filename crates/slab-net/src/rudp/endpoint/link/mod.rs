@@ -25,6 +25,9 @@ pub(super) struct Link {
     inner: Mutex<Inner>,
 }
 
+/// Datagrams that the socket had no room for, and the length of each.
+pub(super) type Unsent = Option<(Packet, usize)>;
+
 pub(super) struct Inner {
     pub(super) session: Session,
     readers: Wakers,
@@ -33,8 +36,7 @@ pub(super) struct Inner {
     watchers: Wakers,
     /// The last number of a [`Wait`].
     last_wait: u64,
-    /// Datagrams that the socket had no room for, and the length of each.
-    unsent: Option<(Packet, usize)>,
+    unsent: Unsent,
     /// When the endpoint's task will look at it, at the latest.
     pub(super) armed: Option<Time>,
     /// The length of the next message, if a reader waits for memory to join it in; otherwise 0.

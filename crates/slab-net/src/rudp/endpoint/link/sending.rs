@@ -1,7 +1,7 @@
 //! What a session sends goes to the endpoint's socket, and waits in memory of its own if that is full.
 
 use super::super::super::time::Time;
-use super::{Inner, Link};
+use super::{Inner, Link, Unsent};
 use crate::udp::{SendError, SendErrorKind, Transmit};
 use bytes::Buf;
 use core::cell::RefCell;
@@ -86,21 +86,9 @@ impl Link {
             let mut refused = false;
             match self.try_send(contents, size, &mut refused) {
                 Ok(sent) if sent < outgoing.datagrams() => {
-                    // The socket is full: the rest waits in memory of its own, or is lost if there is none.
-                    match self
-                        .shared
-                        .context
-                        .pool
-                        .try_copy_from_slice(&contents[sent * size..])
-                    {
-                        Ok(rest) => {
-                            inner.unsent = Some((rest, size));
-                            self.shared.push_blocked(self.place);
-                        }
-                        Err(_) => {
-                            self.count_lost(outgoing.datagrams() - sent, None);
-                            pause = Some(NO_ROOM_PAUSE);
-                        }
+                    if !self.keep(&mut inner.unsent, &contents[sent * size..], size) {
+                        self.count_lost(outgoing.datagrams() - sent, None);
+                        pause = Some(NO_ROOM_PAUSE);
                     }
                 }
                 Ok(_) => {}
@@ -112,6 +100,17 @@ impl Link {
             }
         }
         pause
+    }
+
+    /// The socket is full: these datagrams of `size` bytes wait in memory of their own. Returns `false` if there is
+    /// none: they are lost.
+    pub(in super::super) fn keep(&self, unsent: &mut Unsent, contents: &[u8], size: usize) -> bool {
+        let Ok(kept) = self.shared.context.pool.try_copy_from_slice(contents) else {
+            return false;
+        };
+        *unsent = Some((kept, size));
+        self.shared.push_blocked(self.place);
+        true
     }
 
     /// Sends datagrams of `size` bytes to the peer, as many as the socket has room for; returns their number.

@@ -1,18 +1,14 @@
 //! The way out, from a session to the socket.
 
-use super::super::link::{Link, MAX_BURST, NO_ROOM_PAUSE, send_again_if_refused};
+use super::super::link::{Link, MAX_BURST, NO_ROOM_PAUSE, Unsent, send_again_if_refused};
 use super::Protection;
 use super::gso_buffer::{GsoBuffer, with_gso_buffer};
-use crate::packet::Packet;
 use crate::rudp::core::Session;
 use crate::rudp::time::Time;
 use crate::udp::{SendError, UdpSender};
 use arrayvec::ArrayVec;
 use core::time::Duration;
 use std::net::SocketAddr;
-
-/// Datagrams that the socket had no room for, and the length of each.
-type Unsent = Option<(Packet, usize)>;
 
 impl Protection {
     /// Sends what a session has to send, until nothing is left or the socket has no room. Returns after which time to try
@@ -99,23 +95,14 @@ fn flush(link: &Link, buffer: &mut GsoBuffer, unsent: &mut Unsent, refused: &mut
     let (lost, error) = match sent {
         Ok(sent) if sent < buffer.datagrams() => {
             let rest = buffer.rest(sent);
-            let kept = match unsent {
-                // The socket has been full since the flush before.
-                Some(_) => None,
-                None => shared.context.pool.try_copy_from_slice(rest.contents).ok(),
-            };
-            let lost = match kept {
-                Some(kept) => {
-                    *unsent = Some((kept, rest.segment_size));
-                    shared.push_blocked(link.place);
-                    buffer.datagrams() - sent - rest.datagrams
-                }
-                None => {
-                    had_room = unsent.is_some();
-                    buffer.datagrams() - sent
-                }
-            };
-            (lost, None)
+            // If something is kept already, the socket has been full since the flush before.
+            let (was_full, left) = (unsent.is_some(), buffer.datagrams() - sent);
+            if !was_full && link.keep(unsent, rest.contents, rest.segment_size) {
+                (left - rest.datagrams, None)
+            } else {
+                had_room = was_full;
+                (left, None)
+            }
         }
         Ok(_) => (0, None),
         Err(error) => (buffer.datagrams() - error.sent(), Some(error)),
