@@ -328,7 +328,7 @@ fn find_or_open(
             if send_sessionless(shared, arrival, &cookie) {
                 shared.table().stats.cookies_sent += 1;
             }
-        } else if matches!(refusal, Refusal::NotOpening | Refusal::NotListening)
+        } else if refusal == Refusal::NotOpening
             && let Some(notice) = table.reminder(peer, conv, datagram, now)
         {
             drop(table);

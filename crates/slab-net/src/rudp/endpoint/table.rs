@@ -16,8 +16,6 @@ use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
-/// A session is opened by a PUSH within the first window.
-const OPENING_WINDOW: u32 = DEFAULT_WINDOW;
 /// The largest window that a peer assumes before it has been told one: C's ikcp and the crate `kcp` assume this, and
 /// put several small messages in one datagram.
 const LARGEST_ASSUMED_WINDOW: u32 = 128;
@@ -48,25 +46,12 @@ pub(super) fn reachable(address: SocketAddr) -> SocketAddr {
     address
 }
 
-/// The part of an address that one owner is assumed to hold as a whole.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Prefix {
-    V4([u8; 3]),
-    V6([u8; 6]),
-}
-
-impl Prefix {
-    pub(super) fn of(address: SocketAddr) -> Self {
-        match canonical(address).ip() {
-            IpAddr::V4(ip) => {
-                let [a, b, c, _] = ip.octets();
-                Self::V4([a, b, c])
-            }
-            IpAddr::V6(ip) => {
-                let [a, b, c, d, e, f, ..] = ip.octets();
-                Self::V6([a, b, c, d, e, f])
-            }
-        }
+/// The first of the addresses that one owner is assumed to hold together: those with the same 24 bits of IPv4, or 48 of
+/// IPv6.
+fn prefix(address: SocketAddr) -> IpAddr {
+    match address.ip().to_canonical() {
+        IpAddr::V4(ip) => Ipv4Addr::from_bits(ip.to_bits() >> 8 << 8).into(),
+        IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() >> 80 << 80).into(),
     }
 }
 
@@ -91,7 +76,7 @@ fn opening_conversation(datagram: &[u8], proved: bool, window: u32) -> Option<u3
         }
         opens |= match header.cmd {
             // What a session here has no room for may be that of a peer that goes on after a restart of this end.
-            Command::Push => header.sn < window.min(OPENING_WINDOW),
+            Command::Push => header.sn < window.min(DEFAULT_WINDOW),
             Command::Cookie => proved,
             _ => true,
         };
@@ -102,8 +87,7 @@ fn opening_conversation(datagram: &[u8], proved: bool, window: u32) -> Option<u3
 /// Why a session was not opened for a datagram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Refusal {
-    NotListening,
-    /// It is not the beginning of a session, or belongs to one that ended a short time ago.
+    /// No sessions are opened for peers, it is not the beginning of one, or belongs to one that ended a short time ago.
     NotOpening,
     TableFull,
     /// All need one.
@@ -123,7 +107,8 @@ pub(super) struct Table {
     /// Those whose peers had not proved their address: anybody can have any number of them end, and must not have the
     /// others forgotten.
     recently_ended_unproved: RecentlyEnded,
-    half_open: HashMap<Prefix, usize>,
+    /// By [`prefix`].
+    half_open: HashMap<IpAddr, usize>,
     half_open_count: usize,
     /// Opened by peers, and not yet accepted.
     pub(super) backlog: VecDeque<Arc<Link>>,
@@ -185,7 +170,7 @@ impl Table {
         now: Time,
     ) -> Result<(), Refusal> {
         if !self.listening || self.closed {
-            return Err(Refusal::NotListening);
+            return Err(Refusal::NotOpening);
         }
         let window = config.session.recv_window;
         let opens = opening_conversation(datagram, proved, window).is_some_and(|conv| {
@@ -212,7 +197,7 @@ impl Table {
         if self.half_open_count >= config.max_half_open {
             return Err(Refusal::HalfOpen);
         }
-        let same = self.half_open.get(&Prefix::of(peer)).copied();
+        let same = self.half_open.get(&prefix(peer)).copied();
         if same.unwrap_or(0) >= config.max_half_open_per_prefix {
             return Err(Refusal::Prefix);
         }
@@ -231,7 +216,7 @@ impl Table {
         self.places.insert(Key(link.peer(), link.conv), link.place);
         self.links[link.place as usize] = Some(Arc::clone(link));
         if half_open {
-            *self.half_open.entry(Prefix::of(link.peer())).or_default() += 1;
+            *self.half_open.entry(prefix(link.peer())).or_default() += 1;
             self.half_open_count += 1;
         }
         self.stats.opened += 1;
@@ -245,7 +230,7 @@ impl Table {
 
     /// A peer has proved its address, or its session is gone.
     pub(super) fn count_half_open_done(&mut self, peer: SocketAddr) {
-        let prefix = Prefix::of(peer);
+        let prefix = prefix(peer);
         self.half_open_count -= 1;
         if let Some(count) = self.half_open.get_mut(&prefix) {
             *count -= 1;
@@ -302,9 +287,7 @@ impl Table {
     pub(super) fn count_refusal(&mut self, refusal: Refusal) {
         let stats = &mut self.stats;
         *match refusal {
-            Refusal::NotListening | Refusal::NotOpening | Refusal::NoCookie => {
-                &mut stats.unknown_session
-            }
+            Refusal::NotOpening | Refusal::NoCookie => &mut stats.unknown_session,
             Refusal::TableFull => &mut stats.refused_table_full,
             Refusal::HalfOpen => &mut stats.refused_half_open,
             Refusal::Prefix => &mut stats.refused_prefix,
@@ -321,12 +304,11 @@ mod tests {
 
     #[test]
     fn one_owner_has_24_bits_of_ipv4_or_48_of_ipv6() {
-        let same = |one: &str, other: &str| {
-            Prefix::of(one.parse().unwrap()) == Prefix::of(other.parse().unwrap())
-        };
+        let same =
+            |one: &str, other: &str| prefix(one.parse().unwrap()) == prefix(other.parse().unwrap());
         assert!(same("192.0.2.7:1", "192.0.2.200:2"));
         assert!(same("192.0.2.7:1", "[::ffff:192.0.2.200]:2"));
-        assert!(!same("192.0.2.7:1", "192.0.3.7:1"));
+        assert!(!same("192.0.2.7:1", "192.0.3.7:1") && !same("192.0.2.7:1", "193.0.2.7:1"));
         assert!(same("[2001:db8:1:2::1]:1", "[2001:db8:1:3::2]:2"));
         assert!(!same("[2001:db8:1:2::1]:1", "[2001:db8:2:2::1]:1"));
         assert!(!same("[2001:db8:1::1]:1", "[2001:db8:101::1]:1"));
@@ -391,7 +373,7 @@ mod tests {
             half_open_count: 2,
             ..Table::default()
         };
-        table.half_open.insert(Prefix::of(peer), 2);
+        table.half_open.insert(prefix(peer), 2);
         table.count_half_open_done(peer);
         assert_eq!((table.half_open(), table.half_open.len()), (1, 1));
         table.count_half_open_done(peer);
@@ -425,16 +407,5 @@ mod tests {
         assert_eq!(table.reminder(peer, 8, &ask, later), Some(notice));
         let push = segment(Command::Push, 0, 0);
         assert_eq!(table.reminder(peer, 8, &push, later), None);
-    }
-
-    #[test]
-    fn a_mapped_ipv4_address_has_its_ipv4_prefix() {
-        let v4: SocketAddr = "192.0.2.7:1".parse().unwrap();
-        let mapped: SocketAddr = "[::ffff:192.0.2.99]:2".parse().unwrap();
-        assert_eq!(Prefix::of(v4), Prefix::V4([192, 0, 2]));
-        assert_eq!(Prefix::of(v4), Prefix::of(mapped));
-        let a: SocketAddr = "[2001:db8:1:2::1]:1".parse().unwrap();
-        let b: SocketAddr = "[2001:db8:1:3::1]:1".parse().unwrap();
-        assert_eq!(Prefix::of(a), Prefix::of(b));
     }
 }
