@@ -336,7 +336,7 @@ impl Session {
         )
         .ok_or(OpenError::NoMemory)?;
         receive.set_may_grow(side == Side::Client);
-        let first_window = DEFAULT_WINDOW.min(receive.window());
+        let first_window = receive.window();
         let mut blocks = Blocks::new(budget.account());
         if side == Side::Server {
             blocks.set_limit(receive.reserved() as u32);

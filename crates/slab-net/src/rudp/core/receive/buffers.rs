@@ -22,6 +22,18 @@ impl Buffer {
     }
 }
 
+impl Held {
+    /// A segment in a buffer that is charged as a whole.
+    fn shared(packet: Packet, frg: u8, buffer: u32) -> Self {
+        Self {
+            packet,
+            frg,
+            buffer,
+            charge: 0,
+        }
+    }
+}
+
 impl ReceiveQueue {
     /// Accounts for a segment's memory; `None` if there is none for it. An `awaited` segment may lie in more than
     /// its slot.
@@ -54,23 +66,17 @@ impl ReceiveQueue {
             && open == memory
         {
             self.add_to_buffer(buffer);
-            return Some(Held {
-                packet,
-                frg,
-                buffer,
-                charge: 0,
-            });
+            return Some(Held::shared(packet, frg, buffer));
         }
-        let promised = self.window as usize * self.slot();
-        if promised + self.extra + (occupied - self.slot()) <= self.account.bytes() {
-            let buffer = self.add_buffer(occupied as u32);
-            batch.open = Some((buffer, memory));
-            return Some(Held {
-                packet,
-                frg,
-                buffer,
-                charge: 0,
+        if self.promised() + (occupied - self.slot()) <= self.account.bytes() {
+            let buffer = self.push_buffer(Buffer {
+                live: 1,
+                count: 1,
+                bytes: occupied as u32,
+                oversize: 0,
             });
+            batch.open = Some((buffer, memory));
+            return Some(Held::shared(packet, frg, buffer));
         }
         let copy = self.copy(frg, &packet, awaited, pool);
         if copy.is_some() || !awaited {
@@ -142,12 +148,7 @@ impl ReceiveQueue {
                 self.move_to_buffer(sn, &mut chunk, buffer);
             }
         }
-        Some(Held {
-            packet: chunk,
-            frg,
-            buffer,
-            charge: 0,
-        })
+        Some(Held::shared(chunk, frg, buffer))
     }
 
     /// The segments in order that lie in more than their slots.
@@ -195,15 +196,6 @@ impl ReceiveQueue {
             buffer: UNSHARED,
             charge: bytes as u32,
         }
-    }
-
-    fn add_buffer(&mut self, bytes: u32) -> u32 {
-        self.push_buffer(Buffer {
-            live: 1,
-            count: 1,
-            bytes,
-            oversize: 0,
-        })
     }
 
     fn push_buffer(&mut self, buffer: Buffer) -> u32 {
@@ -319,15 +311,13 @@ impl ReceiveQueue {
             1 => 0,
             _ => fewer.extra(self.slot) - buffer.extra(self.slot),
         };
-        let promised = self.window as usize * self.slot() + self.extra + more;
-        let missing = promised.saturating_sub(self.account.bytes());
+        let missing = (self.promised() + more).saturating_sub(self.account.bytes());
         missing == 0 || (self.may_grow && self.account.reserve(missing))
     }
 
     /// Gives back what was reserved beyond the window's own reserve and is no longer needed.
     pub(super) fn release_surplus(&mut self) {
-        let promised = self.window as usize * self.slot() + self.extra;
-        let needed = promised.max(reservation(self.window, self.slot()));
+        let needed = reservation(self.window, self.slot()).max(self.promised());
         self.account
             .release(self.account.bytes().saturating_sub(needed));
     }

@@ -80,12 +80,10 @@ pub(super) enum Inserted {
 /// What the segments that came say about the window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Measured {
-    /// Nothing yet.
+    /// Nothing yet; or the path carries more than the window held, which has grown as far as it may.
     Nothing,
-    /// The path carries more than the window holds: it grew, unless it is as large as it may be.
-    WindowLimits,
-    /// The same, but there was no memory for it to grow, or not as far. May have limited the peer for this long:
-    /// since the last train, but at most two round trips.
+    /// There was no memory for it to grow, or not as far. May have limited the peer for this long: since the last
+    /// train, but at most two round trips.
     NoMemory(Duration),
     /// The path carries no more than the window holds, if the round-trip time is still right.
     WindowSuffices,
@@ -204,8 +202,7 @@ impl ReceiveQueue {
 
     /// Has the window grown, and is nothing in it?
     pub(super) fn is_grown_and_empty(&self) -> bool {
-        let nothing = self.charged == 0 && self.deferred == 0 && self.readable() == 0;
-        nothing && self.window > self.first_window() && self.holds_nothing()
+        self.window > self.first_window() && self.holds_nothing()
     }
 
     /// Is no segment held, not even one without payload, which takes no memory?
@@ -466,7 +463,7 @@ impl ReceiveQueue {
             _ => doubled,
         });
         if self.growth_refused == refused {
-            return Measured::WindowLimits;
+            return Measured::Nothing;
         }
         Measured::NoMemory(Duration::from_micros(since.into()).min(2 * round))
     }
@@ -566,11 +563,16 @@ impl ReceiveQueue {
         self.at_end = at_end;
     }
 
+    /// The bytes of the window's slots, and those that buffers take from the reserve.
+    #[inline]
+    fn promised(&self) -> usize {
+        self.window as usize * self.slot() + self.extra
+    }
+
     #[inline]
     fn check(&self) {
-        let promised = self.window as usize * self.slot() + self.extra;
         debug_assert!(
-            promised <= self.account.bytes() && self.charged <= promised,
+            self.promised() <= self.account.bytes() && self.charged <= self.promised(),
             "more promised than reserved"
         );
     }
