@@ -52,7 +52,7 @@ use blocks::Blocks;
 use close::{Finish, Phase};
 use congestion::{Control, Pacer};
 use core::fmt;
-use core::num::{NonZeroU32, NonZeroU64};
+use core::num::NonZeroU64;
 use core::time::Duration;
 use counts::Counts;
 use datagrams::Datagrams;
@@ -155,7 +155,7 @@ pub struct Session {
     /// A tail-loss probe was made, and nothing was acknowledged since.
     tail_probed: bool,
     /// When to ask for the peer's window again, and how many milliseconds to wait after that.
-    probe: Option<(Time, NonZeroU32)>,
+    probe: Option<(Time, u32)>,
     /// Set while a message fills the window. Boxed, as few sessions need it.
     message_wait: Option<Box<MessageWait>>,
     keepalive_at: Time,
@@ -403,15 +403,6 @@ impl Session {
         config.validate()?;
         let window = DEFAULT_WINDOW.min(config.recv_window);
         Ok(receive::reservation(window, slot_bytes(config, pool)?))
-    }
-
-    /// The most that a session reserves while its peer's address is not proved: what it opened with, and as much again
-    /// for sending.
-    pub(in super::super) fn half_open_bytes(
-        config: &SessionConfig,
-        pool: &PacketPool,
-    ) -> Result<usize, OpenError> {
-        Ok(2 * Self::opening_bytes(config, pool)?)
     }
 
     /// Returns the conversation number.

@@ -68,7 +68,8 @@ impl Shared {
         let budget = MemoryBudget::new(memory);
         // Forged addresses must not take the memory that other sessions need, nor all the places.
         let kept = config.protection.max_kept_bytes(&config.session, &pool);
-        let each = Session::half_open_bytes(&config.session, &pool)? + kept;
+        // Until its peer's address is proved, a session reserves what it opened with, and as much again for sending.
+        let each = 2 * Session::opening_bytes(&config.session, &pool)? + kept;
         let room = memory / HALF_OPEN_DIVISOR / each;
         let places = config.max_sessions - config.max_sessions / 4;
         config.max_half_open = config.max_half_open.min(room.max(1)).min(places);

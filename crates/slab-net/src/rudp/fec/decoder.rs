@@ -140,10 +140,11 @@ impl FecDecoder {
         }
         self.confirmations =
             (self.confirmations + 1).min(shards.total() * CONTRADICTION_COST * MAX_CONTRADICTIONS);
-        if shard.len() > self.longest_shard || (is_data && !is_size_valid(&shard[COVERED_AT..])) {
+        let covered = &shard[COVERED_AT..];
+        if shard.len() > self.longest_shard || (is_data && size(covered) != covered.len()) {
             return self.stats.rejected += 1;
         }
-        let (number, covered) = (seqid / shards.total(), &shard[COVERED_AT..]);
+        let number = seqid / shards.total();
         let at = self.locate_group(number);
         let open = at.filter(|&at| !self.groups[at].closed);
         if is_data {
@@ -403,11 +404,6 @@ fn size(covered: &[u8]) -> usize {
     covered
         .first_chunk()
         .map_or(0, |size| u16::from_le_bytes(*size).into())
-}
-
-/// Does a data shard's `size` agree with its length?
-fn is_size_valid(covered: &[u8]) -> bool {
-    size(covered) == covered.len()
 }
 
 /// The datagram in what was computed, if it is one: its size is possible, and only zeros follow.

@@ -5,7 +5,6 @@
 use super::code::Code;
 use super::{
     COVERED_AT, DATA, FEC_HEADER_BYTES, FecShards, FecStats, LONGEST_SHARD, MAX_PAUSE, PARITY,
-    seqid, write_header,
 };
 use crate::packet::{PacketBuf, PacketPool};
 use crate::rudp::budget::{Account, MemoryBudget};
@@ -191,8 +190,8 @@ impl FecEncoder {
     }
 
     fn write_header(&mut self, shard: &mut [u8], kind: u16) {
-        write_header(shard, self.next, kind);
-        debug_assert_eq!(seqid(shard), Some(self.next));
+        shard[..4].copy_from_slice(&self.next.to_le_bytes());
+        shard[4..COVERED_AT].copy_from_slice(&kind.to_le_bytes());
         self.next = (self.next + 1) % self.code.shards.wrap();
     }
 
@@ -234,6 +233,7 @@ impl FecEncoder {
 
 #[cfg(test)]
 mod tests {
+    use super::super::seqid;
     use super::*;
 
     /// Numbers wrap at the largest multiple of the group's size, even if that is within parity that is left out.

@@ -162,11 +162,6 @@ fn seqid(shard: &[u8]) -> Option<u32> {
     shard.first_chunk().map(|bytes| u32::from_le_bytes(*bytes))
 }
 
-fn write_header(shard: &mut [u8], seqid: u32, kind: u16) {
-    shard[..4].copy_from_slice(&seqid.to_le_bytes());
-    shard[4..COVERED_AT].copy_from_slice(&kind.to_le_bytes());
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

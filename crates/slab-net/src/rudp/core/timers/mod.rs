@@ -8,12 +8,11 @@ use super::close::Phase;
 use super::send::Cause;
 use super::undo::Undo;
 use super::{MessageWait, Session};
-use core::num::NonZeroU32;
 use core::time::Duration;
 
 /// The first and the longest wait between two questions for a closed window, in milliseconds.
-const PROBE_FIRST: NonZeroU32 = NonZeroU32::new(500).unwrap();
-const PROBE_LONGEST: NonZeroU32 = NonZeroU32::new(10_000).unwrap();
+const PROBE_FIRST: u32 = 500;
+const PROBE_LONGEST: u32 = 10_000;
 /// The first and the longest wait between attempts to grow a window that a message fills.
 const GROW_RETRY_FIRST: Duration = Duration::from_millis(20);
 const GROW_RETRY_LONGEST: Duration = Duration::from_secs(1);
@@ -22,8 +21,8 @@ const KEEPALIVE_REPEATS: u32 = 4;
 /// Segments sent again at each time-out. Their acknowledgements tell what else is lost.
 const PROBES_PER_TIMEOUT: usize = 4;
 
-fn milliseconds(wait: NonZeroU32) -> Duration {
-    Duration::from_millis(wait.get().into())
+fn milliseconds(wait: u32) -> Duration {
+    Duration::from_millis(wait.into())
 }
 
 impl Session {
@@ -196,7 +195,7 @@ impl Session {
             && at <= now
         {
             self.send_wask = true;
-            let wait = wait.saturating_add(wait.get() / 2).min(PROBE_LONGEST);
+            let wait = (wait + wait / 2).min(PROBE_LONGEST);
             self.probe = Some((now + milliseconds(wait), wait));
         }
         if self.loss_at.is_some_and(|at| at <= now) {
