@@ -1,6 +1,7 @@
 //! How the window grows.
 
 use super::*;
+use core::ops::Range;
 
 const RTT: Duration = Duration::from_millis(20);
 
@@ -8,15 +9,26 @@ const RTT: Duration = Duration::from_millis(20);
 fn arrive(queue: &mut ReceiveQueue, sn: u32, edge: u32, now: Time, pool: &PacketPool) {
     let packet = pool.try_copy_from_slice(&sn.to_le_bytes()).unwrap();
     queue.end_train_after_pause(now, Some(RTT));
-    queue.insert(
-        (sn, edge),
-        now,
-        0,
-        packet,
-        pool,
-        &mut BatchBuffer::default(),
-    );
+    let (place, mut batch) = ((sn, edge), BatchBuffer::default());
+    queue.insert(place, now, 0, packet, pool, &mut batch);
     queue.measure(now, Some(RTT));
+}
+
+/// These come at this interval, and each is read at once; returns when the last came.
+fn stream(
+    queue: &mut ReceiveQueue,
+    sns: Range<u32>,
+    mut now: Time,
+    interval: Duration,
+    pool: &PacketPool,
+) -> Time {
+    for sn in sns {
+        now = now + interval;
+        let edge = edge(queue);
+        arrive(queue, sn, edge, now, pool);
+        queue.pop();
+    }
+    now
 }
 
 /// C's ikcp and the crate `kcp` send them, and send them again after twice the time each time.
@@ -69,20 +81,12 @@ fn a_message_fills_the_window_although_there_is_more_room() {
 fn a_window_grows_with_traffic_to_its_maximum_and_no_further_than_the_budget() {
     let pool = pool();
     let (mut queue, _budget) = queue(4, 16);
-    for sn in 0..100 {
-        let edge = edge(&queue);
-        arrive(&mut queue, sn, edge, Time::ZERO, &pool);
-        queue.pop();
-    }
+    stream(&mut queue, 0..100, Time::ZERO, Duration::ZERO, &pool);
     assert_eq!(queue.window(), 16);
 
     let tight = MemoryBudget::new(reservation(4, SLOT) + 10);
     let mut queue = ReceiveQueue::new(0, (4, 16), SLOT, tight.account()).unwrap();
-    for sn in 0..100 {
-        let edge = edge(&queue);
-        arrive(&mut queue, sn, edge, Time::ZERO, &pool);
-        queue.pop();
-    }
+    stream(&mut queue, 0..100, Time::ZERO, Duration::ZERO, &pool);
     assert_eq!(queue.window(), 4);
     assert!(queue.growth_refused > 0);
     assert!(ReceiveQueue::new(0, (1, 1), SLOT, tight.account()).is_none());
@@ -95,22 +99,12 @@ fn a_window_that_grows_leaves_a_fourth_of_the_memory() {
     for (windows, grown) in [(20, 8), (30, 16)] {
         let budget = MemoryBudget::new(reservation(windows, SLOT));
         let mut queue = ReceiveQueue::new(0, (8, 1024), SLOT, budget.account()).unwrap();
-        let mut now = Time::ZERO;
-        for sn in 0..10_000 {
-            now = now + Duration::from_micros(100);
-            let edge = edge(&queue);
-            arrive(&mut queue, sn, edge, now, &pool);
-            queue.pop();
-        }
+        stream(&mut queue, 0..10_000, Time::ZERO, RTT / 200, &pool);
         assert_eq!(queue.window(), grown);
         // A message that fills the window needs it.
         for n in 0..queue.window() {
             let sn = 10_000 + n;
-            let place = (sn, sn.wrapping_add(1000));
-            let mut batch = BatchBuffer::default();
-            let packet = Packet::from_static(b"part");
-            let frg = 25 - n as u8;
-            queue.insert(place, now, frg, packet, &pool, &mut batch);
+            put(&mut queue, sn, 25 - n as u8, &pool);
         }
         queue.grow_for_message();
         assert_eq!(queue.window(), if windows == 20 { 8 } else { 26 });
@@ -122,24 +116,10 @@ fn a_window_that_grows_leaves_a_fourth_of_the_memory() {
 fn a_window_follows_bandwidth_times_delay() {
     let pool = pool();
     let (mut queue, _budget) = queue(4, 1024);
-    let mut now = Time::ZERO;
-    for sn in 0..10_000 {
-        now = now + Duration::from_millis(1);
-        let edge = edge(&queue);
-        arrive(&mut queue, sn, edge, now, &pool);
-        queue.pop();
-    }
-    assert_eq!(
-        queue.window(),
-        64,
-        "more than 20, less than four times that"
-    );
-    for sn in 10_000..20_000 {
-        now = now + Duration::from_micros(100);
-        let edge = edge(&queue);
-        arrive(&mut queue, sn, edge, now, &pool);
-        queue.pop();
-    }
+    let now = stream(&mut queue, 0..10_000, Time::ZERO, RTT / 20, &pool);
+    let window = queue.window();
+    assert_eq!(window, 64, "more than 20, less than four times that");
+    stream(&mut queue, 10_000..20_000, now, RTT / 200, &pool);
     assert_eq!(queue.window(), 512);
 }
 

@@ -23,17 +23,22 @@ fn edge(queue: &ReceiveQueue) -> u32 {
     queue.next().wrapping_add(queue.advertised())
 }
 
+/// A segment that comes by itself.
 fn put(queue: &mut ReceiveQueue, sn: u32, frg: u8, pool: &PacketPool) -> Inserted {
     let packet = pool.try_copy_from_slice(&sn.to_le_bytes()).unwrap();
+    put_packet(queue, sn, frg, packet, pool, &mut BatchBuffer::default())
+}
+
+fn put_packet(
+    queue: &mut ReceiveQueue,
+    sn: u32,
+    frg: u8,
+    packet: Packet,
+    pool: &PacketPool,
+    batch: &mut BatchBuffer,
+) -> Inserted {
     let place = (sn, edge(queue));
-    queue.insert(
-        place,
-        Time::ZERO,
-        frg,
-        packet,
-        pool,
-        &mut BatchBuffer::default(),
-    )
+    queue.insert(place, Time::ZERO, frg, packet, pool, batch)
 }
 
 #[test]
@@ -67,14 +72,8 @@ fn a_window_does_not_narrow_in_front_of_a_mark_of_the_end() {
     let pool = pool();
     let (mut queue, _budget) = queue(32, 64);
     assert!(queue.try_grow(64, Account::reserve));
-    let mark = queue.insert(
-        (32, edge(&queue)),
-        Time::ZERO,
-        END,
-        Packet::new(),
-        &pool,
-        &mut BatchBuffer::default(),
-    );
+    let mut batch = BatchBuffer::default();
+    let mark = put_packet(&mut queue, 32, END, Packet::new(), &pool, &mut batch);
     assert_eq!(mark, Inserted::OutOfOrder);
     queue.shrink();
     queue.narrow();
@@ -107,8 +106,7 @@ fn a_buffer_that_lies_behind_another_is_charged_by_itself() {
 
     let mut batch = BatchBuffer::default();
     for (sn, packet) in (0..).zip(from_both) {
-        let place = (sn, edge(&queue));
-        let inserted = queue.insert(place, Time::ZERO, 0, packet, &pool, &mut batch);
+        let inserted = put_packet(&mut queue, sn, 0, packet, &pool, &mut batch);
         assert_eq!(inserted, Inserted::InOrder);
     }
     assert!(pool.slab().stats().in_use_bytes() <= queue.charged());
@@ -137,37 +135,25 @@ fn the_awaited_segment_is_accepted_into_a_chunk_of_any_class() {
             buf.extend_from_slice(&[7; SLOT]);
             buf.freeze()
         };
-        let place = (sn, edge(queue));
         let mut batch = BatchBuffer {
             transient,
             ..BatchBuffer::default()
         };
-        queue.insert(place, Time::ZERO, frg, packet, &pool, &mut batch)
+        put_packet(queue, sn, frg, packet, &pool, &mut batch)
     };
     for transient in [false, true] {
         let next = queue.next();
-        assert_eq!(
-            insert(&mut queue, next + 1, 0, transient),
-            Inserted::NoMemory
-        );
-        assert_eq!(insert(&mut queue, next, 0, transient), Inserted::InOrder);
+        let insert = |queue: &mut ReceiveQueue, ahead| insert(queue, next + ahead, 0, transient);
+        assert_eq!(insert(&mut queue, 1), Inserted::NoMemory);
+        assert_eq!(insert(&mut queue, 0), Inserted::InOrder);
         // The segment behind it is not kept until it has been read.
-        assert_eq!(
-            insert(&mut queue, next + 1, 0, transient),
-            Inserted::NoMemory
-        );
+        assert_eq!(insert(&mut queue, 1), Inserted::NoMemory);
         assert_eq!(queue.pop().unwrap().len(), SLOT);
-        assert_eq!(
-            insert(&mut queue, next + 1, 0, transient),
-            Inserted::InOrder
-        );
+        assert_eq!(insert(&mut queue, 1), Inserted::InOrder);
         queue.pop();
         // Nor is an awaited one from a peer that has not proved its address.
         queue.set_may_grow(false);
-        assert_eq!(
-            insert(&mut queue, next + 2, 0, transient),
-            Inserted::NoMemory
-        );
+        assert_eq!(insert(&mut queue, 2), Inserted::NoMemory);
         queue.set_may_grow(true);
         assert_eq!((queue.charged(), queue.oversize), (0, 0));
     }
@@ -178,9 +164,8 @@ fn the_awaited_segment_is_accepted_into_a_chunk_of_any_class() {
     empty.extend_from_slice(b"header");
     let mut empty = empty.freeze();
     empty.advance(6);
-    let place = (next, edge(&queue));
     let mut batch = BatchBuffer::default();
-    let inserted = queue.insert(place, Time::ZERO, 2, empty, &pool, &mut batch);
+    let inserted = put_packet(&mut queue, next, 2, empty, &pool, &mut batch);
     assert_eq!(inserted, Inserted::InOrder);
     assert_eq!(insert(&mut queue, next + 1, 1, false), Inserted::InOrder);
     assert_eq!(queue.oversize, 65_536 - SLOT);
@@ -219,13 +204,12 @@ fn a_message_of_awaited_segments_shares_one_chunk() {
                     }
                     _ => Packet::from(segment.to_vec()),
                 };
-                let place = (queue.next(), edge(&queue));
                 let mut batch = BatchBuffer {
                     transient,
                     ..BatchBuffer::default()
                 };
-                let frg = (SEGMENTS - 1 - n) as u8;
-                let inserted = queue.insert(place, Time::ZERO, frg, packet, &pool, &mut batch);
+                let (sn, frg) = (queue.next(), (SEGMENTS - 1 - n) as u8);
+                let inserted = put_packet(&mut queue, sn, frg, packet, &pool, &mut batch);
                 assert_eq!(inserted, Inserted::InOrder, "{transient} {round} {n}");
                 assert!(queue.oversize <= MAX_OVERSIZE);
             }
@@ -277,7 +261,7 @@ fn a_message_that_fills_the_window_is_copied_out_of_its_own_buffers() {
         for (sn, packet) in super_buffer(&pool).into_iter().enumerate() {
             // The first is a message by itself; the others begin one of 256 segments.
             let frg = if sn == 0 { 0 } else { 254 };
-            queue.insert((sn as u32, 0), Time::ZERO, frg, packet, &pool, &mut batch);
+            put_packet(&mut queue, sn as u32, frg, packet, &pool, &mut batch);
         }
         if first_read_early {
             queue.pop();
@@ -317,7 +301,7 @@ fn a_shared_buffer_is_charged_once_and_given_back_with_its_last_segment() {
     let (mut queue, _budget) = queue(512, 512);
     let mut batch = BatchBuffer::default();
     for (sn, packet) in super_buffer(&pool).into_iter().enumerate() {
-        queue.insert((sn as u32, 0), Time::ZERO, 0, packet, &pool, &mut batch);
+        put_packet(&mut queue, sn as u32, 0, packet, &pool, &mut batch);
     }
     assert_eq!((queue.charged(), queue.copied), (65_536, 0));
     assert_eq!(queue.advertised(), 512 - 40);
@@ -342,14 +326,8 @@ fn one_segment_of_each_of_many_buffers_pins_at_most_the_reservation() {
     let class = pool.slab().size_classes().sizes().len() - 1;
     for sn in 0..512 {
         let packet = super_buffer(&pool).swap_remove(3);
-        let inserted = queue.insert(
-            (sn, 0),
-            Time::ZERO,
-            0,
-            packet,
-            &pool,
-            &mut BatchBuffer::default(),
-        );
+        let mut batch = BatchBuffer::default();
+        let inserted = put_packet(&mut queue, sn, 0, packet, &pool, &mut batch);
         assert_eq!(inserted, Inserted::InOrder);
         assert!(queue.charged() <= queue.reserved());
         let held = pool.slab().stats().classes()[class].in_use;
@@ -368,10 +346,8 @@ fn a_segment_is_refused_if_the_pool_has_no_chunk_for_its_copy() {
     let held: Vec<_> = std::iter::from_fn(|| pool.try_alloc(1400).ok()).collect();
     let mut batch = BatchBuffer::default();
     // Not the segment that the reader waits for.
-    assert_eq!(
-        queue.insert((1, 0), Time::ZERO, 0, packet, &pool, &mut batch),
-        Inserted::NoMemory
-    );
+    let inserted = put_packet(&mut queue, 1, 0, packet, &pool, &mut batch);
+    assert_eq!(inserted, Inserted::NoMemory);
     assert_eq!((queue.next(), queue.charged()), (0, 0));
     drop(held);
     assert_eq!(pool.slab().stats().in_use(), 0);
@@ -390,8 +366,7 @@ fn copying_out_of_buffers_in_part_promises_no_more_than_is_reserved() {
         let mut batch = BatchBuffer::default();
         for &sn in sns {
             let packet = buffer.slice(sn as usize * 100..sn as usize * 100 + 50);
-            let (place, frg) = ((sn, edge(queue)), 50 - sn as u8);
-            queue.insert(place, Time::ZERO, frg, packet, &pool, &mut batch);
+            put_packet(queue, sn, 50 - sn as u8, packet, &pool, &mut batch);
         }
     };
     insert(&mut queue, &first, &[0, 1, 2, 3, 4, 5]);
@@ -424,8 +399,7 @@ fn a_full_window_is_searched_for_room_once_a_batch() {
     let mut batch = BatchBuffer::default();
     let insert = |queue: &mut ReceiveQueue, sn: u32, batch: &mut BatchBuffer| {
         let packet = buffer.slice(sn as usize * 100..sn as usize * 100 + 50);
-        let (place, frg) = ((sn, edge(queue)), 50 - sn as u8);
-        queue.insert(place, Time::ZERO, frg, packet, &pool, batch)
+        put_packet(queue, sn, 50 - sn as u8, packet, &pool, batch)
     };
     for sn in 0..20 {
         assert_eq!(insert(&mut queue, sn, &mut batch), Inserted::InOrder);
@@ -455,8 +429,7 @@ fn a_buffer_that_was_copied_out_of_takes_no_more_segments() {
         let mut batch = BatchBuffer::default();
         for sn in sns {
             let packet = buffer.slice(sn as usize * 100..sn as usize * 100 + 50);
-            let (place, frg) = ((sn, edge(&queue)), 50 - sn as u8);
-            let inserted = queue.insert(place, Time::ZERO, frg, packet, &pool, &mut batch);
+            let inserted = put_packet(&mut queue, sn, 50 - sn as u8, packet, &pool, &mut batch);
             assert_eq!(inserted, Inserted::InOrder);
         }
         // A reader of bytes takes what there is.
