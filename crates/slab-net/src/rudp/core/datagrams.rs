@@ -259,6 +259,17 @@ mod tests {
     use super::super::super::{MemoryBudget, SessionConfig, Side, Time};
     use super::*;
 
+    /// A session whose peer is known to run this library.
+    fn session(pool: &PacketPool) -> Session {
+        let (config, side) = (SessionConfig::fast(), Side::Client);
+        let budget = MemoryBudget::new(8 << 20);
+        let session = Session::open(7, &config, side, pool, &budget, 9 << 32, Time::ZERO);
+        let mut session = session.unwrap();
+        session.peer.is_ours = true;
+        session.peer.has_token = true;
+        session
+    }
+
     /// The capacities of both queues.
     fn capacities(session: &Session) -> (usize, usize) {
         let datagrams = session.datagrams.as_deref().unwrap();
@@ -268,24 +279,12 @@ mod tests {
     #[test]
     fn an_idle_session_keeps_no_memory_for_queues_of_datagrams_but_what_is_in_them() {
         let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
-        let budget = MemoryBudget::new(8 << 20);
-        let config = SessionConfig::fast();
-        let mut session = Session::open(
-            7,
-            &config,
-            Side::Client,
-            &pool,
-            &budget,
-            9 << 32,
-            Time::ZERO,
-        )
-        .unwrap();
-        session.peer.is_ours = true;
-        session.peer.has_token = true;
+        let mut session = session(&pool);
+        let keepalive = session.context.config.keepalive;
         let datagram = || pool.try_copy_from_slice(b"datagram").unwrap();
         session.send_datagram(datagram()).unwrap();
         session.on_datagram(datagram(), false);
-        session.handle_timeout(Time::ZERO + config.keepalive);
+        session.handle_timeout(Time::ZERO + keepalive);
         let (unsent, received) = capacities(&session);
         assert!(unsent > 0 && received > 0);
         let mut scratch = [0; 2048];
@@ -294,7 +293,7 @@ mod tests {
         assert!(session.recv_datagram().is_some());
         assert_eq!(session.stats().sent_unreliable, 1);
         assert_eq!(capacities(&session), (unsent, received));
-        session.handle_timeout(now + config.keepalive);
+        session.handle_timeout(now + keepalive);
         assert_eq!(capacities(&session), (0, 0));
         // Nor does one whose peer asks twice, and says nothing else.
         session.send_datagram(datagram()).unwrap();
@@ -312,12 +311,7 @@ mod tests {
     #[test]
     fn an_empty_datagram_that_is_queued_keeps_no_chunk() {
         let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
-        let budget = MemoryBudget::new(8 << 20);
-        let (config, side) = (SessionConfig::fast(), Side::Client);
-        let mut session =
-            Session::open(7, &config, side, &pool, &budget, 9 << 32, Time::ZERO).unwrap();
-        session.peer.is_ours = true;
-        session.peer.has_token = true;
+        let mut session = session(&pool);
         let before = pool.slab().stats().in_use();
         session
             .send_datagram(pool.try_alloc(1000).unwrap().freeze())

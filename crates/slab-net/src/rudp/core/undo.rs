@@ -61,34 +61,18 @@ impl Session {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::budget::MemoryBudget;
     use super::super::super::config::{Congestion, SessionConfig};
-    use super::super::super::time::Time;
-    use super::super::Side;
+    use super::super::timers::tests::Pair;
     use super::*;
-    use crate::packet::PacketPool;
     use core::time::Duration;
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Two sessions, of which the first sends, and the datagrams between them.
-    struct Path {
-        pool: PacketPool,
-        ends: [Session; 2],
-        now: Time,
-    }
-
-    impl Path {
-        fn new(congestion: Congestion) -> Self {
+    impl Pair {
+        /// Two ends of which the first has sent a little.
+        fn with(congestion: Congestion) -> Self {
             let config = SessionConfig::default().interval(10 * MS).fast_resend(2);
-            let config = config.congestion(congestion);
-            let pool = PacketPool::builder().max_memory(4 << 20).build().unwrap();
-            let budget = MemoryBudget::new(4 << 20);
-            let ends = [Side::Client, Side::Server].map(|side| {
-                Session::open(1, &config, side, &pool, &budget, 5, Time::ZERO).unwrap()
-            });
-            let now = Time::ZERO;
-            let mut path = Self { pool, ends, now };
+            let mut path = Self::new(config.congestion(congestion));
             for _ in 0..20 {
                 let flight = path.send(1);
                 path.arrive(&flight);
@@ -104,37 +88,23 @@ mod tests {
             let mut all = Vec::new();
             // Longer than pacing takes.
             for _ in 0..50 {
-                all.extend(self.transmit(0));
+                all.extend(core::iter::from_fn(|| self.transmit(0)));
                 self.now = self.now + MS / 10;
-            }
-            all
-        }
-
-        fn transmit(&mut self, end: usize) -> Vec<Vec<u8>> {
-            let (mut all, mut scratch) = (Vec::new(), [0; 1400]);
-            while let Some(out) = self.ends[end].poll_transmit(self.now, &mut scratch, 1) {
-                all.push(out.contents().to_vec());
             }
             all
         }
 
         /// The second end receives these, and the first what it answers.
         fn arrive(&mut self, flight: &[Vec<u8>]) {
-            self.deliver(1, flight);
+            flight.iter().for_each(|datagram| self.deliver(1, datagram));
             for _ in 0..20 {
                 self.now = self.now + MS;
                 self.ends[1].handle_timeout(self.now);
-                let answers = self.transmit(1);
-                self.deliver(0, &answers);
+                while let Some(answer) = self.transmit(1) {
+                    self.deliver(0, &answer);
+                }
             }
             while self.ends[1].recv().is_some() {}
-        }
-
-        fn deliver(&mut self, to: usize, datagrams: &[Vec<u8>]) {
-            for datagram in datagrams {
-                let datagram = self.pool.try_copy_from_slice(datagram).unwrap();
-                self.ends[to].handle_datagram(self.now, datagram).unwrap();
-            }
         }
 
         fn window(&self) -> u32 {
@@ -147,7 +117,7 @@ mod tests {
     fn a_time_out_is_taken_back_when_what_was_overdue_arrives() {
         for congestion in [Congestion::Reno, Congestion::Cubic] {
             for (sent_again, lost) in [(false, false), (true, false), (true, true)] {
-                let mut path = Path::new(congestion);
+                let mut path = Pair::with(congestion);
                 let before = path.window();
                 let flight = path.send(5);
                 assert_eq!(flight.len(), 5);
@@ -167,7 +137,7 @@ mod tests {
     fn a_reduction_is_taken_back_once_all_that_was_taken_for_lost_has_arrived() {
         for congestion in [Congestion::Reno, Congestion::Cubic] {
             for (sent_again, lost) in [(false, false), (true, false), (true, true)] {
-                let mut path = Path::new(congestion);
+                let mut path = Pair::with(congestion);
                 let before = path.window();
                 let flight = path.send(10);
                 path.arrive(&flight[2..]);
@@ -190,7 +160,7 @@ mod tests {
     /// It was only late, and the probe that is still to be sent cannot be what has arrived.
     #[test]
     fn a_last_segment_that_arrives_before_its_probe_is_sent_was_not_lost() {
-        let mut path = Path::new(Congestion::Reno);
+        let mut path = Pair::with(Congestion::Reno);
         let before = path.window();
         let flight = path.send(1);
         path.now = path.now + 50 * MS;
@@ -205,7 +175,7 @@ mod tests {
     /// What was sent again before the last reduction, and is lost as well, tells nothing of that one.
     #[test]
     fn what_was_taken_for_lost_before_does_not_take_a_later_reduction_back() {
-        let mut path = Path::new(Congestion::Reno);
+        let mut path = Pair::with(Congestion::Reno);
         for segments in [10, 20, 40] {
             let flight = path.send(segments);
             path.arrive(&flight);

@@ -52,12 +52,8 @@ impl Nonces {
 
     /// Draws the next number of the run that was begun.
     pub(super) fn draw(&self) -> [u8; NONCE_BYTES] {
-        let nonce = self
-            .first()
-            .wrapping_add(self.drawn.fetch_add(1, Ordering::Relaxed).into());
-        let mut bytes = [0; NONCE_BYTES];
-        bytes.copy_from_slice(&nonce.to_le_bytes()[..NONCE_BYTES]);
-        bytes
+        let ahead = self.drawn.fetch_add(1, Ordering::Relaxed);
+        to_bytes(self.first().wrapping_add(ahead.into()))
     }
 
     /// Is it a number of the run so far?
@@ -76,6 +72,13 @@ impl Nonces {
     }
 }
 
+/// The lower 96 bits of a number.
+fn to_bytes(number: u128) -> [u8; NONCE_BYTES] {
+    let mut bytes = [0; NONCE_BYTES];
+    bytes.copy_from_slice(&number.to_le_bytes()[..NONCE_BYTES]);
+    bytes
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
@@ -86,12 +89,7 @@ mod tests {
         nonces.begin_own_run().unwrap();
         nonces.high.store(u32::MAX, Ordering::Relaxed);
         nonces.low.store(u64::MAX - 1, Ordering::Relaxed);
-        let next = |n: u128| {
-            let mut bytes = [0; NONCE_BYTES];
-            let n = (u128::MAX - 1).wrapping_add(n);
-            bytes.copy_from_slice(&n.to_le_bytes()[..NONCE_BYTES]);
-            bytes
-        };
+        let next = |n: u128| to_bytes((u128::MAX - 1).wrapping_add(n));
         for n in 0..5 {
             assert!(!nonces.was_drawn(&next(n)));
             assert_eq!(nonces.draw(), next(n));
@@ -101,7 +99,8 @@ mod tests {
         // As in the child of a fork: what the parent drew is not of its run.
         nonces.process.store(0, Ordering::Relaxed);
         nonces.begin_own_run().unwrap();
-        assert!(!nonces.was_drawn(&nonces_after(&nonces)));
+        let after = u128::from(nonces.drawn.load(Ordering::Relaxed));
+        assert!(!nonces.was_drawn(&to_bytes(nonces.first() + after)));
         assert!(!nonces.was_drawn(&next(0)));
     }
 
@@ -117,12 +116,5 @@ mod tests {
             let word = |nonce: u128| (nonce >> (32 * part)) as u32;
             assert_ne!(word(one), word(other));
         }
-    }
-
-    fn nonces_after(nonces: &Nonces) -> [u8; NONCE_BYTES] {
-        let n = nonces.first() + u128::from(nonces.drawn.load(Ordering::Relaxed));
-        let mut bytes = [0; NONCE_BYTES];
-        bytes.copy_from_slice(&n.to_le_bytes()[..NONCE_BYTES]);
-        bytes
     }
 }

@@ -424,6 +424,12 @@ mod tests {
     use super::*;
     use core::cell::Cell;
 
+    pub(super) fn endpoint() -> Endpoint {
+        let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+        let address = "127.0.0.1:0".parse().unwrap();
+        Endpoint::bind(address, &pool, EndpointConfig::default()).unwrap()
+    }
+
     #[tokio::test]
     async fn a_client_does_not_take_the_address_of_its_peer() {
         let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();

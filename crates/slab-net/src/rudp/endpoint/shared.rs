@@ -240,18 +240,12 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Endpoint;
+    use super::super::tests::endpoint;
     use super::*;
     use core::future::Future;
     use core::pin::pin;
     use core::task::{Context, Waker};
     use core::time::Duration;
-
-    fn endpoint() -> Endpoint {
-        let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
-        let address = "127.0.0.1:0".parse().unwrap();
-        Endpoint::bind(address, &pool, EndpointConfig::default()).unwrap()
-    }
 
     /// It may sleep for long, and waits for room only if it knows that there is none.
     #[tokio::test]

@@ -148,14 +148,11 @@ pub struct EndpointStats {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Endpoint, EndpointConfig};
-    use crate::packet::PacketPool;
+    use super::super::tests::endpoint;
 
     #[tokio::test]
     async fn what_is_printed_of_a_monitor_are_the_counters_while_there_are_any() {
-        let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
-        let address = "127.0.0.1:0".parse().unwrap();
-        let endpoint = Endpoint::bind(address, &pool, EndpointConfig::default()).unwrap();
+        let endpoint = endpoint();
         let monitor = endpoint.monitor();
         let stats = format!("{:?}", endpoint.stats());
         assert_eq!(

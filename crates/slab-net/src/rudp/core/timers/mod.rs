@@ -357,4 +357,4 @@ impl Session {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

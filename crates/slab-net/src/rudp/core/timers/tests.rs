@@ -8,14 +8,14 @@ use crate::packet::PacketPool;
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Two ends of a session, and the path between them.
-struct Pair {
+pub(in super::super) struct Pair {
     pool: PacketPool,
-    ends: [Session; 2],
-    now: Time,
+    pub(in super::super) ends: [Session; 2],
+    pub(in super::super) now: Time,
 }
 
 impl Pair {
-    fn new(config: SessionConfig) -> Self {
+    pub(in super::super) fn new(config: SessionConfig) -> Self {
         let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
         let budget = MemoryBudget::new(8 << 20);
         let now = Time::ZERO;
@@ -69,13 +69,13 @@ impl Pair {
         wakes
     }
 
-    fn transmit(&mut self, from: usize) -> Option<Vec<u8>> {
+    pub(in super::super) fn transmit(&mut self, from: usize) -> Option<Vec<u8>> {
         let mut scratch = [0; 2048];
         let out = self.ends[from].poll_transmit(self.now, &mut scratch, 1)?;
         Some(out.contents().to_vec())
     }
 
-    fn deliver(&mut self, to: usize, datagram: &[u8]) {
+    pub(in super::super) fn deliver(&mut self, to: usize, datagram: &[u8]) {
         let datagram = self.pool.try_copy_from_slice(datagram).unwrap();
         self.ends[to].handle_datagram(self.now, datagram).unwrap();
     }

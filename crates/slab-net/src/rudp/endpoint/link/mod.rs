@@ -345,9 +345,9 @@ impl core::fmt::Debug for Link {
 #[cfg(test)]
 mod tests {
     use super::super::super::error::CloseReason;
-    use super::super::{Connection, Endpoint, EndpointConfig};
+    use super::super::tests::endpoint;
+    use super::super::{Connection, Endpoint};
     use super::*;
-    use crate::packet::PacketPool;
     use core::future::Future;
     use core::pin::pin;
     use core::sync::atomic::{AtomicUsize, Ordering};
@@ -357,9 +357,7 @@ mod tests {
 
     /// An endpoint with a session, and its link.
     fn session() -> (Endpoint, Connection, Arc<Link>) {
-        let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
-        let address = "127.0.0.1:0".parse().unwrap();
-        let endpoint = Endpoint::bind(address, &pool, EndpointConfig::default()).unwrap();
+        let endpoint = endpoint();
         let connection = endpoint.connect(endpoint.local_addr()).unwrap();
         let table = endpoint.handle.shared.table();
         let link = table.get(connection.peer_addr(), connection.conv());
@@ -385,12 +383,7 @@ mod tests {
     /// An end that loses patience has often filled its socket before.
     #[tokio::test]
     async fn a_peer_is_told_of_an_abort_although_the_socket_has_no_room() {
-        let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
-        let bind = || {
-            let address = "127.0.0.1:0".parse().unwrap();
-            Endpoint::bind(address, &pool, EndpointConfig::default()).unwrap()
-        };
-        let (server, endpoint) = (bind(), bind());
+        let (server, endpoint) = (endpoint(), endpoint());
         let connection = endpoint.connect(server.local_addr()).unwrap();
         connection.send_slice(b"hello").await.unwrap();
         let accepted = server.accept().await.unwrap();

@@ -162,19 +162,14 @@ impl Link {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::{Endpoint, EndpointConfig};
+    use super::super::super::tests::endpoint;
     use super::*;
-    use crate::packet::{Packet, PacketPool};
+    use crate::packet::Packet;
 
     /// A subscriber of `tracing` may send what it is told while a session of another endpoint sends.
     #[tokio::test]
     async fn what_is_sent_while_the_threads_memory_is_in_use_goes_out_later() {
-        let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
-        let bind = || {
-            let address = "127.0.0.1:0".parse().unwrap();
-            Endpoint::bind(address, &pool, EndpointConfig::default()).unwrap()
-        };
-        let (server, client) = (bind(), bind());
+        let (server, client) = (endpoint(), endpoint());
         let connection = client.connect(server.local_addr()).unwrap();
         let sent = SCRATCH.with_borrow_mut(|_| connection.try_send(Packet::from_static(b"event")));
         sent.unwrap();

@@ -361,15 +361,21 @@ mod tests {
         }
     }
 
+    /// One of two ends that share a key, and what the other seals with.
+    #[cfg(feature = "aes-gcm")]
+    fn with_key(pool: &PacketPool) -> (Protection, AesGcm) {
+        let [ours, theirs] = [0; 2].map(|_| AesGcm::new(&[7; 16]).unwrap());
+        let config = EndpointConfig::default().aes_gcm(ours);
+        let protection = Protection::new(&config, pool, &MemoryBudget::new(0));
+        (protection.unwrap().unwrap(), theirs)
+    }
+
     /// The kernel may have joined them. What is bad costs nothing else, and what was not opened is not taken.
     #[cfg(feature = "aes-gcm")]
     #[test]
     fn of_joined_datagrams_each_is_opened_or_refused() {
         let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
-        let [ours, theirs] = [0; 2].map(|_| AesGcm::new(&[7; 16]).unwrap());
-        let config = EndpointConfig::default().aes_gcm(ours);
-        let budget = MemoryBudget::new(0);
-        let protection = Protection::new(&config, &pool, &budget).unwrap().unwrap();
+        let (protection, theirs) = with_key(&pool);
         let mut joined = Vec::new();
         for n in 0..100_u8 {
             let mut datagram = [n; NONCE_BYTES + 5 + TAG_BYTES];
@@ -391,10 +397,7 @@ mod tests {
     #[test]
     fn all_datagrams_of_a_batch_that_cannot_be_opened_are_counted() {
         let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
-        let [ours, theirs] = [0; 2].map(|_| AesGcm::new(&[7; 16]).unwrap());
-        let config = EndpointConfig::default().aes_gcm(ours);
-        let budget = MemoryBudget::new(0);
-        let protection = Protection::new(&config, &pool, &budget).unwrap().unwrap();
+        let (protection, theirs) = with_key(&pool);
         let mut datagram = [5; NONCE_BYTES + 5 + TAG_BYTES];
         theirs.seal(&mut datagram);
         let (all, peer) = (datagram.repeat(4), "192.0.2.1:9".parse().unwrap());
