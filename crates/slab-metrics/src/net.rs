@@ -3,7 +3,7 @@
 use crate::json::Json;
 use crate::names::*;
 use crate::pool::PoolSource;
-use crate::series::{Describe, Row, Source, describe_rows, read_rows};
+use crate::series::{Describe, Row, Source, describe_rows, read_rows, rows};
 use slab_net::pipeline::{QueueMonitor, QueueStats};
 use slab_net::udp::{SocketMonitor, SocketStats};
 use slab_net::{PacketPool, PacketPoolStats};
@@ -21,22 +21,18 @@ impl PacketPoolSource {
     }
 }
 
-const PACKETS: &[Row<PacketPoolStats>] = &[
-    Row(&NET_HEAP_FALLBACKS_TOTAL, None, |s| s.heap_fallbacks),
-    Row(&NET_HEAP_BYTES, None, |s| s.heap_bytes),
-    Row(&NET_HEAP_REFUSED_TOTAL, None, |s| s.heap_refused),
-    Row(&POOL_PINNED_BYTES, None, |s| s.pinned_bytes),
-    Row(&NET_HELD_PACKETS, None, |s| s.held_packets),
-    Row(&NET_HELD_BYTES, None, |s| s.held_bytes),
-    Row(&NET_COMPACTED_PACKETS_TOTAL, None, |s| s.compacted),
-    Row(&NET_COMPACTED_BYTES_TOTAL, None, |s| s.compacted_bytes),
-    Row(&NET_COMPACT_REFUSED_PACKETS_TOTAL, None, |s| {
-        s.compact_refused
-    }),
-    Row(&NET_COMPACT_REFUSED_BYTES_TOTAL, None, |s| {
-        s.compact_refused_bytes
-    }),
-];
+const PACKETS: &[Row<PacketPoolStats>] = rows! { |s|
+    NET_HEAP_FALLBACKS_TOTAL: s.heap_fallbacks;
+    NET_HEAP_BYTES: s.heap_bytes;
+    NET_HEAP_REFUSED_TOTAL: s.heap_refused;
+    POOL_PINNED_BYTES: s.pinned_bytes;
+    NET_HELD_PACKETS: s.held_packets;
+    NET_HELD_BYTES: s.held_bytes;
+    NET_COMPACTED_PACKETS_TOTAL: s.compacted;
+    NET_COMPACTED_BYTES_TOTAL: s.compacted_bytes;
+    NET_COMPACT_REFUSED_PACKETS_TOTAL: s.compact_refused;
+    NET_COMPACT_REFUSED_BYTES_TOTAL: s.compact_refused_bytes;
+};
 
 impl Source for PacketPoolSource {
     fn describe(&self, to: &mut Describe<'_>) {
@@ -72,56 +68,24 @@ pub(crate) struct SocketSource {
     pub(crate) monitor: SocketMonitor,
 }
 
-const SOCKET: &[Row<SocketStats>] = &[
-    Row(&NET_RECEIVED_DATAGRAMS_TOTAL, None, |s| {
-        s.received_datagrams
-    }),
-    Row(&NET_RECEIVED_BYTES_TOTAL, None, |s| s.received_bytes),
-    Row(&NET_RECEIVED_CHUNK_BYTES_TOTAL, None, |s| {
-        s.received_chunk_bytes
-    }),
-    Row(&NET_RECEIVE_CALLS_TOTAL, None, |s| s.receive_calls),
-    Row(&NET_SENT_DATAGRAMS_TOTAL, None, |s| s.sent_datagrams),
-    Row(&NET_SENT_BYTES_TOTAL, None, |s| s.sent_bytes),
-    Row(&NET_SEND_CALLS_TOTAL, None, |s| s.send_calls),
-    Row(&NET_SEND_LOST_DATAGRAMS_TOTAL, None, |s| {
-        s.send_lost_datagrams
-    }),
-    Row(
-        &NET_DROPPED_DATAGRAMS_TOTAL,
-        Some(("reason", "no_memory")),
-        |s| s.dropped_no_memory,
-    ),
-    Row(
-        &NET_DROPPED_DATAGRAMS_TOTAL,
-        Some(("reason", "truncated")),
-        |s| s.dropped_truncated,
-    ),
-    Row(
-        &NET_DROPPED_DATAGRAMS_TOTAL,
-        Some(("reason", "closed")),
-        |s| s.dropped_closed,
-    ),
-    Row(
-        &NET_DROPPED_BYTES_TOTAL,
-        Some(("reason", "no_memory")),
-        |s| s.dropped_no_memory_bytes,
-    ),
-    Row(
-        &NET_DROPPED_BYTES_TOTAL,
-        Some(("reason", "truncated")),
-        |s| s.dropped_truncated_bytes,
-    ),
-    Row(&NET_DROPPED_BYTES_TOTAL, Some(("reason", "closed")), |s| {
-        s.dropped_closed_bytes
-    }),
-    Row(&NET_TRUNCATED_DATAGRAMS_TOTAL, None, |s| {
-        s.truncated_datagrams
-    }),
-    Row(&NET_KERNEL_DROPPED_DATAGRAMS_TOTAL, None, |s| {
-        s.kernel_dropped_datagrams
-    }),
-];
+const SOCKET: &[Row<SocketStats>] = rows! { |s|
+    NET_RECEIVED_DATAGRAMS_TOTAL: s.received_datagrams;
+    NET_RECEIVED_BYTES_TOTAL: s.received_bytes;
+    NET_RECEIVED_CHUNK_BYTES_TOTAL: s.received_chunk_bytes;
+    NET_RECEIVE_CALLS_TOTAL: s.receive_calls;
+    NET_SENT_DATAGRAMS_TOTAL: s.sent_datagrams;
+    NET_SENT_BYTES_TOTAL: s.sent_bytes;
+    NET_SEND_CALLS_TOTAL: s.send_calls;
+    NET_SEND_LOST_DATAGRAMS_TOTAL: s.send_lost_datagrams;
+    NET_DROPPED_DATAGRAMS_TOTAL reason="no_memory": s.dropped_no_memory;
+    NET_DROPPED_DATAGRAMS_TOTAL reason="truncated": s.dropped_truncated;
+    NET_DROPPED_DATAGRAMS_TOTAL reason="closed": s.dropped_closed;
+    NET_DROPPED_BYTES_TOTAL reason="no_memory": s.dropped_no_memory_bytes;
+    NET_DROPPED_BYTES_TOTAL reason="truncated": s.dropped_truncated_bytes;
+    NET_DROPPED_BYTES_TOTAL reason="closed": s.dropped_closed_bytes;
+    NET_TRUNCATED_DATAGRAMS_TOTAL: s.truncated_datagrams;
+    NET_KERNEL_DROPPED_DATAGRAMS_TOTAL: s.kernel_dropped_datagrams;
+};
 
 impl Source for SocketSource {
     fn describe(&self, to: &mut Describe<'_>) {
@@ -158,48 +122,22 @@ pub(crate) struct QueueSource {
     pub(crate) monitor: QueueMonitor,
 }
 
-const QUEUE: &[Row<QueueStats>] = &[
-    Row(&NET_QUEUE_DATAGRAMS, None, |s| s.datagrams),
-    Row(&NET_QUEUE_BYTES, None, |s| s.bytes),
-    Row(&NET_QUEUE_BATCHES, None, |s| s.batches),
-    Row(&NET_QUEUE_CAPACITY_BATCHES, None, |s| s.capacity_batches),
-    Row(&NET_QUEUE_ENQUEUED_DATAGRAMS_TOTAL, None, |s| s.enqueued),
-    Row(&NET_QUEUE_ENQUEUED_BYTES_TOTAL, None, |s| s.enqueued_bytes),
-    Row(&NET_QUEUE_DELIVERED_DATAGRAMS_TOTAL, None, |s| s.delivered),
-    Row(&NET_QUEUE_DELIVERED_BYTES_TOTAL, None, |s| {
-        s.delivered_bytes
-    }),
-    Row(
-        &NET_QUEUE_DROPPED_DATAGRAMS_TOTAL,
-        Some(("reason", "queue_full")),
-        |s| s.dropped_queue_full,
-    ),
-    Row(
-        &NET_QUEUE_DROPPED_DATAGRAMS_TOTAL,
-        Some(("reason", "policy")),
-        |s| s.dropped_policy,
-    ),
-    Row(
-        &NET_QUEUE_DROPPED_DATAGRAMS_TOTAL,
-        Some(("reason", "closed")),
-        |s| s.dropped_closed,
-    ),
-    Row(
-        &NET_QUEUE_DROPPED_BYTES_TOTAL,
-        Some(("reason", "queue_full")),
-        |s| s.dropped_queue_full_bytes,
-    ),
-    Row(
-        &NET_QUEUE_DROPPED_BYTES_TOTAL,
-        Some(("reason", "policy")),
-        |s| s.dropped_policy_bytes,
-    ),
-    Row(
-        &NET_QUEUE_DROPPED_BYTES_TOTAL,
-        Some(("reason", "closed")),
-        |s| s.dropped_closed_bytes,
-    ),
-];
+const QUEUE: &[Row<QueueStats>] = rows! { |s|
+    NET_QUEUE_DATAGRAMS: s.datagrams;
+    NET_QUEUE_BYTES: s.bytes;
+    NET_QUEUE_BATCHES: s.batches;
+    NET_QUEUE_CAPACITY_BATCHES: s.capacity_batches;
+    NET_QUEUE_ENQUEUED_DATAGRAMS_TOTAL: s.enqueued;
+    NET_QUEUE_ENQUEUED_BYTES_TOTAL: s.enqueued_bytes;
+    NET_QUEUE_DELIVERED_DATAGRAMS_TOTAL: s.delivered;
+    NET_QUEUE_DELIVERED_BYTES_TOTAL: s.delivered_bytes;
+    NET_QUEUE_DROPPED_DATAGRAMS_TOTAL reason="queue_full": s.dropped_queue_full;
+    NET_QUEUE_DROPPED_DATAGRAMS_TOTAL reason="policy": s.dropped_policy;
+    NET_QUEUE_DROPPED_DATAGRAMS_TOTAL reason="closed": s.dropped_closed;
+    NET_QUEUE_DROPPED_BYTES_TOTAL reason="queue_full": s.dropped_queue_full_bytes;
+    NET_QUEUE_DROPPED_BYTES_TOTAL reason="policy": s.dropped_policy_bytes;
+    NET_QUEUE_DROPPED_BYTES_TOTAL reason="closed": s.dropped_closed_bytes;
+};
 
 impl Source for QueueSource {
     fn describe(&self, to: &mut Describe<'_>) {

@@ -2,73 +2,51 @@
 
 use crate::json::Json;
 use crate::names::*;
-use crate::series::{Describe, Label, Row, Source, describe_rows, nanos, read_rows};
+use crate::series::{Describe, Label, Row, Source, describe_rows, nanos, read_rows, rows};
 use slab_core::{ClassStats, PoolStats, SlabPool, WaitTimes};
 
 /// The series of a pool.
-const ROWS: &[Row<PoolStats>] = &[
-    Row(&POOL_CAPACITY_BYTES, None, |s| s.max_memory as u64),
-    Row(&POOL_UNASSIGNED_BYTES, None, |s| {
-        let assigned: usize = s.classes().iter().map(|c| c.committed_bytes).sum();
-        s.committed_bytes.saturating_sub(assigned) as u64
-    }),
-    Row(&POOL_THREAD_CACHES, None, |s| s.thread_caches as u64),
-    Row(&POOL_SLOW_CLASSES, None, |s| s.slow_classes as u64),
-    Row(&POOL_TOO_LARGE_TOTAL, None, |s| s.too_large),
-    Row(&POOL_OVERSIZE_BYTES, None, |s| s.oversize_bytes as u64),
-    Row(&POOL_OVERSIZE_ALLOCS_TOTAL, None, |s| s.oversize_allocs),
-    Row(&POOL_OVERSIZE_REFUSED_TOTAL, None, |s| s.oversize_refused),
-    Row(&POOL_COMMIT_FAILURES_TOTAL, None, |s| s.commit_failures),
-];
+const ROWS: &[Row<PoolStats>] = rows! { |s|
+    POOL_CAPACITY_BYTES: s.max_memory as u64;
+    POOL_UNASSIGNED_BYTES: unassigned_bytes(s) as u64;
+    POOL_THREAD_CACHES: s.thread_caches as u64;
+    POOL_SLOW_CLASSES: s.slow_classes as u64;
+    POOL_TOO_LARGE_TOTAL: s.too_large;
+    POOL_OVERSIZE_BYTES: s.oversize_bytes as u64;
+    POOL_OVERSIZE_ALLOCS_TOTAL: s.oversize_allocs;
+    POOL_OVERSIZE_REFUSED_TOTAL: s.oversize_refused;
+    POOL_COMMIT_FAILURES_TOTAL: s.commit_failures;
+};
+
+fn unassigned_bytes(pool: &PoolStats) -> usize {
+    let assigned: usize = pool.classes().iter().map(|c| c.committed_bytes).sum();
+    pool.committed_bytes.saturating_sub(assigned)
+}
 
 /// The series of a class of a pool.
-const CLASS_ROWS: &[Row<ClassStats>] = &[
-    Row(&POOL_COMMITTED_BYTES, None, |c| c.committed_bytes as u64),
-    Row(&POOL_IN_USE_BYTES, None, |c| c.in_use_bytes() as u64),
-    Row(&POOL_CACHED_BYTES, Some(("place", "magazine")), |c| {
-        c.in_magazines * c.chunk_bytes as u64
-    }),
-    Row(&POOL_CACHED_BYTES, Some(("place", "depot")), |c| {
-        c.in_depot * c.chunk_bytes as u64
-    }),
-    Row(&POOL_CHUNKS, Some(("state", "in_use")), |c| c.in_use),
-    Row(&POOL_CHUNKS, Some(("state", "magazine")), |c| {
-        c.in_magazines
-    }),
-    Row(&POOL_CHUNKS, Some(("state", "depot")), |c| c.in_depot),
-    Row(&POOL_CHUNKS, Some(("state", "free")), |c| c.in_slabs),
-    Row(&POOL_IN_USE_CHUNKS_PEAK, None, |c| c.in_use_peak),
-    Row(&POOL_ALLOCS_TOTAL, Some(("source", "magazine")), |c| {
-        c.allocs_from_magazine
-    }),
-    Row(&POOL_ALLOCS_TOTAL, Some(("source", "depot")), |c| {
-        c.allocs_from_depot
-    }),
-    Row(&POOL_ALLOCS_TOTAL, Some(("source", "slab")), |c| {
-        c.allocs_from_slab
-    }),
-    Row(&POOL_FREES_TOTAL, Some(("path", "local")), |c| {
-        c.frees.saturating_sub(c.frees_remote)
-    }),
-    Row(&POOL_FREES_TOTAL, Some(("path", "remote")), |c| {
-        c.frees_remote
-    }),
-    Row(&POOL_EXHAUSTED_TOTAL, Some(("outcome", "rejected")), |c| {
-        c.exhausted
-    }),
-    Row(&POOL_EXHAUSTED_TOTAL, Some(("outcome", "waited")), |c| {
-        c.waits
-    }),
-    Row(
-        &POOL_EXHAUSTED_TOTAL,
-        Some(("outcome", "too_many_waiters")),
-        |c| c.waiters_refused,
-    ),
-    Row(&POOL_WAITERS, None, |c| c.waiting),
-    Row(&POOL_SLAB_COMMITS_TOTAL, None, |c| c.slab_commits),
-    Row(&POOL_SLAB_REBALANCES_TOTAL, None, |c| c.slab_rebalances),
-    Row(&POOL_SLAB_TRIMS_TOTAL, None, |c| c.slab_trims),
-];
+const CLASS_ROWS: &[Row<ClassStats>] = rows! { |c|
+    POOL_COMMITTED_BYTES: c.committed_bytes as u64;
+    POOL_IN_USE_BYTES: c.in_use_bytes() as u64;
+    POOL_CACHED_BYTES place="magazine": c.in_magazines * c.chunk_bytes as u64;
+    POOL_CACHED_BYTES place="depot": c.in_depot * c.chunk_bytes as u64;
+    POOL_CHUNKS state="in_use": c.in_use;
+    POOL_CHUNKS state="magazine": c.in_magazines;
+    POOL_CHUNKS state="depot": c.in_depot;
+    POOL_CHUNKS state="free": c.in_slabs;
+    POOL_IN_USE_CHUNKS_PEAK: c.in_use_peak;
+    POOL_ALLOCS_TOTAL source="magazine": c.allocs_from_magazine;
+    POOL_ALLOCS_TOTAL source="depot": c.allocs_from_depot;
+    POOL_ALLOCS_TOTAL source="slab": c.allocs_from_slab;
+    POOL_FREES_TOTAL path="local": c.frees.saturating_sub(c.frees_remote);
+    POOL_FREES_TOTAL path="remote": c.frees_remote;
+    POOL_EXHAUSTED_TOTAL outcome="rejected": c.exhausted;
+    POOL_EXHAUSTED_TOTAL outcome="waited": c.waits;
+    POOL_EXHAUSTED_TOTAL outcome="too_many_waiters": c.waiters_refused;
+    POOL_WAITERS: c.waiting;
+    POOL_SLAB_COMMITS_TOTAL: c.slab_commits;
+    POOL_SLAB_REBALANCES_TOTAL: c.slab_rebalances;
+    POOL_SLAB_TRIMS_TOTAL: c.slab_trims;
+};
 
 pub(crate) struct PoolSource {
     pool: SlabPool,

@@ -2,159 +2,65 @@
 
 use crate::json::Json;
 use crate::names::*;
-use crate::series::{Describe, Label, Row, Source, describe_rows, nanos, read_rows};
+use crate::series::{Describe, Label, Row, Source, describe_rows, nanos, read_rows, rows};
 use slab_net::rudp::{EndpointMonitor, EndpointStats, Rejection};
 
-const ROWS: &[Row<EndpointStats>] = &[
-    Row(&RUDP_SESSIONS, None, |s| s.sessions as u64),
-    Row(&RUDP_HALF_OPEN_SESSIONS, None, |s| s.half_open as u64),
-    Row(&RUDP_BACKLOG_SESSIONS, None, |s| s.backlog as u64),
-    Row(&RUDP_RESERVED_BYTES, None, |s| s.reserved_bytes as u64),
-    Row(&RUDP_RESERVE_LIMIT_BYTES, None, |s| {
-        s.reserve_limit_bytes as u64
-    }),
-    Row(
-        &RUDP_MEMORY_BLOCKED_SECONDS_TOTAL,
-        Some(("direction", "sent")),
-        |s| nanos(s.blocked_sending),
-    ),
-    Row(
-        &RUDP_MEMORY_BLOCKED_SECONDS_TOTAL,
-        Some(("direction", "received")),
-        |s| nanos(s.blocked_receiving),
-    ),
-    Row(&RUDP_WAKEUPS_TOTAL, None, |s| s.wakeups),
-    Row(&RUDP_OPENED_SESSIONS_TOTAL, None, |s| s.opened),
-    Row(
-        &RUDP_REFUSED_SESSIONS_TOTAL,
-        Some(("reason", "table_full")),
-        |s| s.refused_table_full,
-    ),
-    Row(
-        &RUDP_REFUSED_SESSIONS_TOTAL,
-        Some(("reason", "half_open")),
-        |s| s.refused_half_open,
-    ),
-    Row(
-        &RUDP_REFUSED_SESSIONS_TOTAL,
-        Some(("reason", "prefix")),
-        |s| s.refused_prefix,
-    ),
-    Row(
-        &RUDP_REFUSED_SESSIONS_TOTAL,
-        Some(("reason", "backlog")),
-        |s| s.refused_backlog,
-    ),
-    Row(
-        &RUDP_REFUSED_SESSIONS_TOTAL,
-        Some(("reason", "memory")),
-        |s| s.refused_memory,
-    ),
-    Row(&RUDP_FORGOTTEN_SESSIONS_TOTAL, None, |s| s.forgotten),
-    Row(&RUDP_UNKNOWN_SESSION_DATAGRAMS_TOTAL, None, |s| {
-        s.unknown_session
-    }),
-    Row(&RUDP_SENT_COOKIES_TOTAL, None, |s| s.cookies_sent),
-    Row(&RUDP_TAKEN_COOKIES_TOTAL, None, |s| s.cookies_taken),
-    Row(&RUDP_UNOPENED_DATAGRAMS_TOTAL, None, |s| s.unopened),
-    Row(&RUDP_SEND_ERRORS_TOTAL, None, |s| s.send_errors),
-    Row(&RUDP_UNSENT_ANSWERS_TOTAL, None, |s| s.unsent_answers),
-    Row(&RUDP_SEND_BLOCKED_TOTAL, None, |s| s.send_blocked),
-    Row(&RUDP_DATAGRAMS_TOTAL, Some(("direction", "sent")), |s| {
-        s.total.sent_datagrams
-    }),
-    Row(
-        &RUDP_DATAGRAMS_TOTAL,
-        Some(("direction", "received")),
-        |s| s.total.received_datagrams,
-    ),
-    Row(&RUDP_BYTES_TOTAL, Some(("direction", "sent")), |s| {
-        s.total.sent_bytes
-    }),
-    Row(&RUDP_BYTES_TOTAL, Some(("direction", "received")), |s| {
-        s.total.received_bytes
-    }),
-    Row(&RUDP_SEGMENTS_TOTAL, Some(("direction", "sent")), |s| {
-        s.total.sent_segments
-    }),
-    Row(&RUDP_SEGMENTS_TOTAL, Some(("direction", "received")), |s| {
-        s.total.received_segments
-    }),
-    Row(&RUDP_SENT_ACKS_TOTAL, None, |s| s.total.sent_acks),
-    Row(&RUDP_RETRANSMITS_TOTAL, Some(("trigger", "timeout")), |s| {
-        s.total.retransmits_timeout
-    }),
-    Row(&RUDP_RETRANSMITS_TOTAL, Some(("trigger", "fast")), |s| {
-        s.total.retransmits_fast
-    }),
-    Row(&RUDP_RETRANSMITS_TOTAL, Some(("trigger", "tail")), |s| {
-        s.total.retransmits_tail
-    }),
-    Row(&RUDP_SPURIOUS_RETRANSMITS_TOTAL, None, |s| {
-        s.total.retransmits_spurious
-    }),
-    Row(&RUDP_DUPLICATE_SEGMENTS_TOTAL, None, |s| s.total.duplicates),
-    Row(
-        &RUDP_DROPPED_SEGMENTS_TOTAL,
-        Some(("reason", "beyond_window")),
-        |s| s.total.dropped_beyond_window,
-    ),
-    Row(
-        &RUDP_DROPPED_SEGMENTS_TOTAL,
-        Some(("reason", "no_memory")),
-        |s| s.total.dropped_no_memory,
-    ),
-    Row(&RUDP_COPIED_SEGMENTS_TOTAL, None, |s| {
-        s.total.copied_segments
-    }),
-    Row(&RUDP_WINDOW_REFUSED_TOTAL, None, |s| s.total.window_refused),
-    Row(&RUDP_WINDOW_PROBES_TOTAL, None, |s| s.total.probes),
-    Row(
-        &RUDP_UNRELIABLE_DATAGRAMS_TOTAL,
-        Some(("direction", "sent")),
-        |s| s.total.sent_unreliable,
-    ),
-    Row(
-        &RUDP_UNRELIABLE_DATAGRAMS_TOTAL,
-        Some(("direction", "received")),
-        |s| s.total.received_unreliable,
-    ),
-    Row(&RUDP_DROPPED_UNRELIABLE_DATAGRAMS_TOTAL, None, |s| {
-        s.total.dropped_unreliable
-    }),
-];
+const ROWS: &[Row<EndpointStats>] = rows! { |s|
+    RUDP_SESSIONS: s.sessions as u64;
+    RUDP_HALF_OPEN_SESSIONS: s.half_open as u64;
+    RUDP_BACKLOG_SESSIONS: s.backlog as u64;
+    RUDP_RESERVED_BYTES: s.reserved_bytes as u64;
+    RUDP_RESERVE_LIMIT_BYTES: s.reserve_limit_bytes as u64;
+    RUDP_MEMORY_BLOCKED_SECONDS_TOTAL direction="sent": nanos(s.blocked_sending);
+    RUDP_MEMORY_BLOCKED_SECONDS_TOTAL direction="received": nanos(s.blocked_receiving);
+    RUDP_WAKEUPS_TOTAL: s.wakeups;
+    RUDP_OPENED_SESSIONS_TOTAL: s.opened;
+    RUDP_REFUSED_SESSIONS_TOTAL reason="table_full": s.refused_table_full;
+    RUDP_REFUSED_SESSIONS_TOTAL reason="half_open": s.refused_half_open;
+    RUDP_REFUSED_SESSIONS_TOTAL reason="prefix": s.refused_prefix;
+    RUDP_REFUSED_SESSIONS_TOTAL reason="backlog": s.refused_backlog;
+    RUDP_REFUSED_SESSIONS_TOTAL reason="memory": s.refused_memory;
+    RUDP_FORGOTTEN_SESSIONS_TOTAL: s.forgotten;
+    RUDP_UNKNOWN_SESSION_DATAGRAMS_TOTAL: s.unknown_session;
+    RUDP_SENT_COOKIES_TOTAL: s.cookies_sent;
+    RUDP_TAKEN_COOKIES_TOTAL: s.cookies_taken;
+    RUDP_UNOPENED_DATAGRAMS_TOTAL: s.unopened;
+    RUDP_SEND_ERRORS_TOTAL: s.send_errors;
+    RUDP_UNSENT_ANSWERS_TOTAL: s.unsent_answers;
+    RUDP_SEND_BLOCKED_TOTAL: s.send_blocked;
+    RUDP_DATAGRAMS_TOTAL direction="sent": s.total.sent_datagrams;
+    RUDP_DATAGRAMS_TOTAL direction="received": s.total.received_datagrams;
+    RUDP_BYTES_TOTAL direction="sent": s.total.sent_bytes;
+    RUDP_BYTES_TOTAL direction="received": s.total.received_bytes;
+    RUDP_SEGMENTS_TOTAL direction="sent": s.total.sent_segments;
+    RUDP_SEGMENTS_TOTAL direction="received": s.total.received_segments;
+    RUDP_SENT_ACKS_TOTAL: s.total.sent_acks;
+    RUDP_RETRANSMITS_TOTAL trigger="timeout": s.total.retransmits_timeout;
+    RUDP_RETRANSMITS_TOTAL trigger="fast": s.total.retransmits_fast;
+    RUDP_RETRANSMITS_TOTAL trigger="tail": s.total.retransmits_tail;
+    RUDP_SPURIOUS_RETRANSMITS_TOTAL: s.total.retransmits_spurious;
+    RUDP_DUPLICATE_SEGMENTS_TOTAL: s.total.duplicates;
+    RUDP_DROPPED_SEGMENTS_TOTAL reason="beyond_window": s.total.dropped_beyond_window;
+    RUDP_DROPPED_SEGMENTS_TOTAL reason="no_memory": s.total.dropped_no_memory;
+    RUDP_COPIED_SEGMENTS_TOTAL: s.total.copied_segments;
+    RUDP_WINDOW_REFUSED_TOTAL: s.total.window_refused;
+    RUDP_WINDOW_PROBES_TOTAL: s.total.probes;
+    RUDP_UNRELIABLE_DATAGRAMS_TOTAL direction="sent": s.total.sent_unreliable;
+    RUDP_UNRELIABLE_DATAGRAMS_TOTAL direction="received": s.total.received_unreliable;
+    RUDP_DROPPED_UNRELIABLE_DATAGRAMS_TOTAL: s.total.dropped_unreliable;
+};
 
 /// The series of error correction.
 #[cfg(feature = "fec")]
-const FEC_ROWS: &[Row<EndpointStats>] = &[
-    Row(&RUDP_FEC_SHARDS_TOTAL, Some(("direction", "sent")), |s| {
-        s.fec.sent_parity
-    }),
-    Row(
-        &RUDP_FEC_SHARDS_TOTAL,
-        Some(("direction", "received")),
-        |s| s.fec.received_parity,
-    ),
-    Row(&RUDP_FEC_RECOVERED_DATAGRAMS_TOTAL, None, |s| {
-        s.fec.recovered
-    }),
-    Row(&RUDP_FEC_EXPIRED_GROUPS_TOTAL, None, |s| s.fec.expired),
-    Row(
-        &RUDP_FEC_DROPPED_SHARDS_TOTAL,
-        Some(("reason", "rejected")),
-        |s| s.fec.rejected,
-    ),
-    Row(
-        &RUDP_FEC_DROPPED_SHARDS_TOTAL,
-        Some(("reason", "late")),
-        |s| s.fec.late,
-    ),
-    Row(
-        &RUDP_FEC_DROPPED_SHARDS_TOTAL,
-        Some(("reason", "no_memory")),
-        |s| s.fec.no_memory,
-    ),
-];
+const FEC_ROWS: &[Row<EndpointStats>] = rows! { |s|
+    RUDP_FEC_SHARDS_TOTAL direction="sent": s.fec.sent_parity;
+    RUDP_FEC_SHARDS_TOTAL direction="received": s.fec.received_parity;
+    RUDP_FEC_RECOVERED_DATAGRAMS_TOTAL: s.fec.recovered;
+    RUDP_FEC_EXPIRED_GROUPS_TOTAL: s.fec.expired;
+    RUDP_FEC_DROPPED_SHARDS_TOTAL reason="rejected": s.fec.rejected;
+    RUDP_FEC_DROPPED_SHARDS_TOTAL reason="late": s.fec.late;
+    RUDP_FEC_DROPPED_SHARDS_TOTAL reason="no_memory": s.fec.no_memory;
+};
 
 #[cfg(not(feature = "fec"))]
 const FEC_ROWS: &[Row<EndpointStats>] = &[];

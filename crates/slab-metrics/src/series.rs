@@ -35,19 +35,28 @@ pub(crate) trait Source: Send + Sync {
     }
 }
 
-/// One series: its family, a label in addition to those of its source, and how to read its value.
+/// One series: its family, a label in addition to those of its source, if any, and how to read its value.
 pub(crate) struct Row<S: 'static>(
     pub(crate) &'static Family,
-    pub(crate) Option<(&'static str, &'static str)>,
+    pub(crate) &'static [(&'static str, &'static str)],
     pub(crate) fn(&S) -> u64,
 );
+
+/// A table of series: a name for the statistics, and then `FAMILY label="value": how to read it;` for each.
+macro_rules! rows {
+    (|$stats:ident| $($family:ident $($label:ident = $value:literal)?: $read:expr;)*) => {
+        &[$(Row(&$family, &[$((stringify!($label), $value))?], |$stats| $read)),*]
+    };
+}
+
+pub(crate) use rows;
 
 /// Describes the series of a table.
 pub(crate) fn describe_rows<S>(rows: &[Row<S>], labels: &[Label], to: &mut Describe<'_>) {
     let mut all = labels.to_vec();
     for Row(family, label, _) in rows {
         all.truncate(labels.len());
-        all.extend(label.map(|(name, value)| (name, value.into())));
+        all.extend(label.iter().map(|&(name, value)| (name, value.into())));
         to(family, &all);
     }
 }
@@ -113,8 +122,8 @@ pub(crate) fn nonzero_series<S>(rows: &[Row<S>], stats: &S) -> Vec<String> {
     let shows = rows.iter().filter(|Row(_, _, read)| read(stats) > 0);
     shows
         .map(|Row(family, label, _)| match label {
-            Some((label, value)) => format!("{} {label}={value}", family.name),
-            None => family.name.to_owned(),
+            [(label, value)] => format!("{} {label}={value}", family.name),
+            _ => family.name.to_owned(),
         })
         .collect()
 }
