@@ -13,12 +13,13 @@ use super::io::poll_read_ready;
 use super::reader::{Drops, Making, Reader, smaller_copy};
 use super::socket::Socket;
 use super::sys::is_icmp_error;
-use super::sys::uring::{Completion, Filled, PREFIX_BYTES, Ring, RingFd};
+use super::sys::uring::{Filled, PREFIX_BYTES, Ring};
 use super::tally::bump;
 use core::fmt;
 use core::slice;
 use core::task::{Context, Poll, ready};
 use std::io;
+use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::io::Interest;
@@ -27,7 +28,7 @@ use tokio::io::unix::AsyncFd;
 /// A receiver's ring, and how its task is notified.
 pub(super) struct Uring {
     // The order of the fields matters: the runtime deregisters the ring before it is closed.
-    events: AsyncFd<RingFd>,
+    events: AsyncFd<RawFd>,
     ring: Ring,
 }
 
@@ -167,12 +168,10 @@ impl Uring {
         let mut rest = Vec::new();
         let end = self.ring.stop(&mut rest);
         let mut drops = Drops::default();
-        for completion in rest {
-            if let Completion::Filled(filled) = completion {
-                let new = self.ring.deliver(filled, socket, reader);
-                drops.truncated += new.truncated;
-                drops.kernel += new.kernel;
-            }
+        for filled in rest {
+            let new = self.ring.deliver(filled, socket, reader);
+            drops.truncated += new.truncated;
+            drops.kernel += new.kernel;
         }
         (drops, end)
     }
@@ -186,7 +185,7 @@ impl Ring {
         while reaped < reader.max_slots() {
             match self.next() {
                 None => break,
-                Some(Completion::Filled(buffer)) => {
+                Some(Ok(buffer)) => {
                     let drops = self.deliver(buffer, socket, reader);
                     if filled == 0 {
                         bump(&socket.counters.receive.calls, 1);
@@ -194,8 +193,8 @@ impl Ring {
                     filled += 1;
                     reader.log(drops);
                 }
-                Some(Completion::Failed(error)) if filled == 0 => return Err(error),
-                Some(Completion::Failed(error)) => {
+                Some(Err(error)) if filled == 0 => return Err(error),
+                Some(Err(error)) => {
                     self.deferred_error = Some(error);
                     break;
                 }

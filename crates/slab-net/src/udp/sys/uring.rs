@@ -43,23 +43,6 @@ const BUFFER_GROUP: u16 = 0;
 const RECEIVE_TAG: u64 = 1;
 const CANCEL_TAG: u64 = 2;
 
-/// The ring's descriptor, for a runtime to wait for.
-#[derive(Debug)]
-pub(in crate::udp) struct RingFd(RawFd);
-
-impl AsRawFd for RingFd {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0
-    }
-}
-
-/// A completion by the kernel.
-pub(in crate::udp) enum Completion {
-    Filled(Filled),
-    /// A system error; receiving goes on.
-    Failed(io::Error),
-}
-
 /// A buffer that the kernel has written to and returned.
 pub(in crate::udp) struct Filled {
     chunk: Chunk,
@@ -163,8 +146,9 @@ impl Ring {
         })
     }
 
-    pub(in crate::udp) fn fd(&self) -> RingFd {
-        RingFd(self.ring.as_raw_fd())
+    /// The ring's descriptor, for a runtime to wait for.
+    pub(in crate::udp) fn fd(&self) -> RawFd {
+        self.ring.as_raw_fd()
     }
 
     /// The size of each buffer, in bytes.
@@ -235,8 +219,8 @@ impl Ring {
         let _ = unsafe { submitter.enter::<libc::sigset_t>(0, 0, GET_EVENTS, None) };
     }
 
-    /// Returns the next completion, if there is one.
-    pub(in crate::udp) fn next(&mut self) -> Option<Completion> {
+    /// Returns the next completion, if there is one: a buffer, or a system error, after which receiving goes on.
+    pub(in crate::udp) fn next(&mut self) -> Option<io::Result<Filled>> {
         loop {
             let entry = self.ring.completion().next()?;
             if entry.user_data() != RECEIVE_TAG {
@@ -248,22 +232,20 @@ impl Ring {
             let id = cqueue::buffer_select(entry.flags()).map(usize::from);
             let chunk = id.and_then(|id| self.take_lent(id));
             match (usize::try_from(entry.result()), chunk) {
-                (Ok(len), Some(chunk)) => {
-                    return Some(Completion::Filled(Filled::new(chunk, len)));
-                }
+                (Ok(len), Some(chunk)) => return Some(Ok(Filled::new(chunk, len))),
                 (Ok(_), None) => {}
                 (Err(_), _) => match -entry.result() {
                     // No buffer was left, or the request was ended, by us or with its thread.
                     libc::ENOBUFS | libc::ECANCELED | libc::EINTR => {}
-                    code => return Some(Completion::Failed(io::Error::from_raw_os_error(code))),
+                    code => return Some(Err(io::Error::from_raw_os_error(code))),
                 },
             }
         }
     }
 
-    /// Ends the request, and waits until the kernel has returned all buffers. Appends everything that
-    /// it completed to `out`, also if the request cannot be ended.
-    pub(in crate::udp) fn stop(&mut self, out: &mut Vec<Completion>) -> io::Result<()> {
+    /// Ends the request, and waits until the kernel has returned all buffers. Appends those that it has filled to
+    /// `out`, also if the request cannot be ended.
+    pub(in crate::udp) fn stop(&mut self, out: &mut Vec<Filled>) -> io::Result<()> {
         if self.is_armed && !self.is_cancelled {
             if self.ring.submission().is_empty() {
                 let cancel = opcode::AsyncCancel::new(RECEIVE_TAG)
@@ -282,7 +264,7 @@ impl Ring {
                 Err(error) if error.kind() != io::ErrorKind::Interrupted => Err(error),
                 _ => Ok(()),
             };
-            out.extend(std::iter::from_fn(|| self.next()));
+            out.extend(std::iter::from_fn(|| self.next()).flatten());
         }
         match self.is_armed {
             true => waited,
