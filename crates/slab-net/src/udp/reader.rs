@@ -43,10 +43,10 @@ pub(super) struct Reader {
     /// Where to read while the pool is exhausted.
     pub(super) spare: SpareBuffers,
     slots: Slots,
-    max_slots: usize,
     /// The number of buffers to offer in the next system call.
     slots_to_offer: usize,
     deliver_truncated: bool,
+    /// As many as a system call fills buffers at most.
     received: Box<[Received]>,
     /// Batches read but not yet returned; at most the result of one system call.
     pub(super) ready: VecDeque<PacketBatch>,
@@ -75,7 +75,6 @@ impl Reader {
             pool,
             spare: SpareBuffers::default(),
             slots: Slots::new(buffer_bytes),
-            max_slots,
             slots_to_offer: MIN_SLOTS,
             deliver_truncated,
             received: vec![Received::NOTHING; max_slots].into_boxed_slice(),
@@ -129,7 +128,7 @@ impl Reader {
             self.slots.clear();
         }
         if read == offered {
-            self.slots_to_offer = (offered * 2).min(self.max_slots);
+            self.slots_to_offer = (offered * 2).min(self.received.len());
             return Ok(());
         }
         // The next call probably finds not much less.
@@ -184,7 +183,7 @@ impl Reader {
 
     #[cfg(all(target_os = "linux", feature = "io-uring"))]
     pub(super) fn max_slots(&self) -> usize {
-        self.max_slots
+        self.received.len()
     }
 
     #[cfg(all(target_os = "linux", feature = "io-uring"))]

@@ -12,9 +12,8 @@ pub(super) const MAX_SLOTS: usize = super::sys::MAX_BATCH;
 /// dropped.
 #[derive(Debug)]
 pub(super) struct Slots {
-    /// The first `filled` are `Some`, after `fill`; later some of them may be taken.
-    chunks: [Option<Chunk>; MAX_SLOTS],
-    filled: usize,
+    /// All are `Some` after `fill`; later some of them may be taken.
+    chunks: ArrayVec<Option<Chunk>, MAX_SLOTS>,
     /// The bytes of each chunk that the kernel may fill. No chunk is smaller.
     buffer_bytes: usize,
 }
@@ -22,8 +21,7 @@ pub(super) struct Slots {
 impl Slots {
     pub(super) fn new(buffer_bytes: usize) -> Self {
         Self {
-            chunks: [const { None }; MAX_SLOTS],
-            filled: 0,
+            chunks: ArrayVec::new(),
             buffer_bytes,
         }
     }
@@ -41,8 +39,8 @@ impl Slots {
         // Here, so that no gap is left whatever happened since the last call: freeing a buffer may wake a
         // waiter for memory, and a waker may panic.
         self.close_gaps();
-        while self.filled < want {
-            let mut chunk = if self.filled == 0 {
+        while self.chunks.len() < want {
+            let mut chunk = if self.chunks.is_empty() {
                 pool.try_alloc(self.buffer_bytes)?
             } else {
                 match pool.try_alloc_spare(self.buffer_bytes) {
@@ -51,19 +49,18 @@ impl Slots {
                 }
             };
             Buffer::prepare(bytes_mut(&mut chunk, self.buffer_bytes));
-            self.chunks[self.filled] = Some(chunk);
-            self.filled += 1;
+            self.chunks.push(Some(chunk));
         }
-        Ok(self.filled)
+        Ok(self.chunks.len())
     }
 
     /// Adds the buffers for the system call to `to`, which is empty: as many as `fill` returned.
     #[inline]
     pub(super) fn write_buffers<'a>(&'a mut self, to: &mut ArrayVec<Buffer<'a>, MAX_SLOTS>) {
         let len = self.buffer_bytes;
-        let filled = self.chunks[..self.filled].iter_mut().flatten();
+        let chunks = self.chunks.iter_mut().flatten();
         // SAFETY: prepared by `fill`, and since then nobody else had the chunk.
-        to.extend(filled.map(|chunk| unsafe { Buffer::prepared(bytes_mut(chunk, len)) }));
+        to.extend(chunks.map(|chunk| unsafe { Buffer::prepared(bytes_mut(chunk, len)) }));
     }
 
     /// Returns the first `len` bytes of a buffer.
@@ -82,7 +79,8 @@ impl Slots {
 
     /// The size of the chunk in a slot, in bytes; 0 if there is none.
     pub(super) fn capacity(&self, slot: usize) -> usize {
-        self.chunks[slot].as_ref().map_or(0, Chunk::capacity)
+        let chunk = self.chunks.get(slot).and_then(Option::as_ref);
+        chunk.map_or(0, Chunk::capacity)
     }
 
     /// The total size of all chunks, in bytes.
@@ -97,22 +95,13 @@ impl Slots {
 
     /// Moves the remaining buffers to the front.
     fn close_gaps(&mut self) {
-        let mut kept = 0;
-        for slot in 0..self.filled {
-            if self.chunks[slot].is_some() {
-                self.chunks.swap(kept, slot);
-                kept += 1;
-            }
-        }
-        self.filled = kept;
+        self.chunks.retain(|chunk| chunk.is_some());
     }
 
     /// Returns all buffers to the pool.
     pub(super) fn clear(&mut self) {
-        for slot in &mut self.chunks[..self.filled] {
-            *slot = None;
-        }
-        self.filled = 0;
+        // One by one: if a waker panics, the others are still here.
+        while self.chunks.pop().is_some() {}
     }
 }
 
