@@ -278,7 +278,7 @@ impl Backend {
         let count = messages.len().min(MAX_BATCH);
         for ((message, slot), header) in messages.iter().zip(&mut slots).zip(&mut headers) {
             let (name, name_len) = Address::encode(message.destination, self.is_v6);
-            let control = SendControl::EMPTY;
+            let control = Control([0; SEND_CONTROL_BYTES]);
             let slot = slot.write(SendSlot { name, control });
             let control_len = self.write_control(message, &mut slot.control.0);
             let header = &mut header.write(empty_header()).msg_hdr;
@@ -378,15 +378,15 @@ fn receive_one(fd: RawFd, buffer: &mut Buffer<'_>, out: &mut Received) -> io::Re
     Ok(())
 }
 
-#[derive(Clone, Copy)]
+/// Memory for control messages.
 #[repr(C, align(8))]
-struct ReceiveControl([u8; RECEIVE_CONTROL_BYTES]);
+struct Control<const BYTES: usize>([u8; BYTES]);
 
 /// One buffer, and the memory for its metadata.
 struct ReceiveSlot {
     vector: iovec,
     name: Address,
-    control: ReceiveControl,
+    control: Control<RECEIVE_CONTROL_BYTES>,
 }
 
 impl ReceiveSlot {
@@ -395,7 +395,7 @@ impl ReceiveSlot {
         Self {
             vector,
             name: Address::EMPTY,
-            control: ReceiveControl([0; RECEIVE_CONTROL_BYTES]),
+            control: Control([0; RECEIVE_CONTROL_BYTES]),
         }
     }
 
@@ -411,18 +411,10 @@ impl ReceiveSlot {
     }
 }
 
-#[derive(Clone, Copy)]
-#[repr(C, align(8))]
-struct SendControl([u8; SEND_CONTROL_BYTES]);
-
-impl SendControl {
-    const EMPTY: Self = Self([0; SEND_CONTROL_BYTES]);
-}
-
 /// The metadata of one message that the kernel reads.
 struct SendSlot {
     name: Address,
-    control: SendControl,
+    control: Control<SEND_CONTROL_BYTES>,
 }
 
 fn empty_header() -> mmsghdr {
