@@ -326,21 +326,13 @@ impl UdpReceiverBuilder {
 /// A receiver whose socket is bound, but not yet driven by a runtime.
 #[derive(Debug)]
 pub(super) struct UnstartedReceiver {
-    bound: BoundSocket,
+    pub(super) bound: BoundSocket,
     reader: Reader,
     #[cfg(feature = "io-uring")]
     io_uring: bool,
 }
 
 impl UnstartedReceiver {
-    pub(super) fn address(&self) -> SocketAddr {
-        self.bound.address
-    }
-
-    pub(super) fn socket(&self) -> &socket2::Socket {
-        self.bound.socket()
-    }
-
     pub(super) fn start(self) -> Result<UdpReceiver, BindError> {
         let socket = self.bound.register()?;
         let receiver = UdpReceiver::new(socket, self.reader);

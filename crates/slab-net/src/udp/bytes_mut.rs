@@ -124,13 +124,13 @@ impl UdpReceiver {
     /// receiver has read but not yet returned are dropped and counted as `closed`.
     #[must_use]
     pub fn into_bytes_mut(self, max_memory: usize) -> BytesMutReceiver {
-        let buffer_bytes = self.buffer_bytes();
+        let buffer_bytes = self.reader.buffer_bytes();
         let [mut no_memory, mut truncated] = ["no_memory", "truncated"].map(DropEpisode::new);
         no_memory.socket = Some(self.local_addr());
         truncated.socket = no_memory.socket;
         BytesMutReceiver {
-            socket: Arc::clone(self.socket()),
-            errors: ErrorWatch::of(self.socket()),
+            socket: Arc::clone(&self.socket),
+            errors: ErrorWatch::of(&self.socket),
             ring: ReuseRing {
                 used: VecDeque::new(),
                 allocated: 0,

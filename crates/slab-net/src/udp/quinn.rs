@@ -86,7 +86,7 @@ impl UdpReceiver {
     #[must_use]
     pub fn into_quinn(self) -> QuinnSocket {
         QuinnSocket {
-            socket: Arc::clone(self.socket()),
+            socket: Arc::clone(&self.socket),
             sender: self.sender(),
         }
     }

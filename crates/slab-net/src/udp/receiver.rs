@@ -61,8 +61,8 @@ const MAX_FRUITLESS_READS: usize = 8;
 /// ```
 #[derive(Debug)]
 pub struct UdpReceiver {
-    socket: Arc<Socket>,
-    reader: Reader,
+    pub(super) socket: Arc<Socket>,
+    pub(super) reader: Reader,
     errors: ErrorWatch,
     /// Whether the kernel drops whatever arrives.
     is_stopped: bool,
@@ -329,16 +329,6 @@ impl UdpReceiver {
             end?;
         }
         Ok(())
-    }
-
-    /// Returns the socket, for another kind of receiver.
-    pub(super) fn socket(&self) -> &Arc<Socket> {
-        &self.socket
-    }
-
-    /// The bytes of each buffer that the kernel may fill.
-    pub(super) fn buffer_bytes(&self) -> usize {
-        self.reader.buffer_bytes()
     }
 
     /// The bytes of pool memory that the receiver itself holds now: buffers for the next system call,

@@ -35,7 +35,7 @@ impl UdpReceiverBuilder {
         let mut address = address;
         for index in 0..count.get() {
             let receiver = builder.clone().open(address)?;
-            address = receiver.address();
+            address = receiver.bound.address;
             shards.push(Shard { index, receiver });
         }
         Ok(shards)
@@ -90,7 +90,7 @@ impl Shard {
     /// The address that all shards are bound to.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
-        self.receiver.address()
+        self.receiver.bound.address
     }
 
     /// Registers the socket with the current runtime.
@@ -183,7 +183,7 @@ impl Shard {
 #[cfg(unix)]
 impl std::os::fd::AsFd for Shard {
     fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
-        self.receiver.socket().as_fd()
+        self.receiver.bound.socket.as_fd()
     }
 }
 
@@ -191,6 +191,6 @@ impl std::os::fd::AsFd for Shard {
 #[cfg(windows)]
 impl std::os::windows::io::AsSocket for Shard {
     fn as_socket(&self) -> std::os::windows::io::BorrowedSocket<'_> {
-        self.receiver.socket().as_socket()
+        self.receiver.bound.socket.as_socket()
     }
 }

@@ -26,16 +26,12 @@ pub(super) struct SocketOptions {
 /// A socket that is not yet registered with a runtime.
 #[derive(Debug)]
 pub(super) struct BoundSocket {
-    socket: socket2::Socket,
+    pub(super) socket: socket2::Socket,
     backend: Backend,
     pub(super) address: SocketAddr,
 }
 
 impl BoundSocket {
-    pub(super) fn socket(&self) -> &socket2::Socket {
-        &self.socket
-    }
-
     pub(super) fn open(address: SocketAddr, options: SocketOptions) -> Result<Self, BindError> {
         let socket = Self::new_socket(address, options);
         let bound =
