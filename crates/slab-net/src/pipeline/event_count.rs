@@ -50,15 +50,8 @@ impl EventCount {
     /// One by one: a waker is foreign code, which may panic.
     #[cold]
     fn wake(&self, count: usize) {
-        let mut left = count;
-        finish(|| {
-            let is_left = left > 0;
-            if is_left {
-                left -= 1;
-                self.notify.notify_one();
-            }
-            is_left
-        });
+        let mut left = 0..count;
+        finish(|| left.next().map(|_| self.notify.notify_one()).is_some());
     }
 
     /// Waits until `look` finds something. Call it after a first look in vain.

@@ -3,6 +3,7 @@
 use super::super::stats::QueueMonitor;
 use super::shared::Shared;
 use crate::atomics::{Ordering, fence};
+use crate::finish::finish;
 use crate::udp::PacketBatch;
 use std::sync::Arc;
 
@@ -136,33 +137,22 @@ impl Clone for QueueReceiver {
 
 impl Drop for QueueReceiver {
     fn drop(&mut self) {
-        /// Tells producers that wait for room.
-        struct EndRoom<'a>(&'a Shared);
-        /// Tells those that wait for the end.
-        struct Abandon<'a>(&'a Shared);
-
-        impl Drop for EndRoom<'_> {
-            fn drop(&mut self) {
-                self.0.room.notify_all();
-            }
-        }
-
-        impl Drop for Abandon<'_> {
-            fn drop(&mut self) {
-                // Release: whoever sees this also sees the counts.
-                self.0.is_abandoned.store(true, Ordering::Release);
-                self.0.closed.notify_all();
-            }
-        }
-
         if self.shared.receivers.fetch_sub(1, Ordering::Relaxed) == 1 {
             // Before the queue is emptied: see `Shared::on_enqueued`.
             fence(Ordering::SeqCst);
-            // Both run after `drop_all_queued`, even if a drop or a waker panics: those who wait find
-            // everything counted, and do not wait for ever.
-            let _abandon = Abandon(&self.shared);
-            let _end_room = EndRoom(&self.shared);
-            self.shared.drop_all_queued();
+            // Each also if a drop or a waker panics in one before it: those who wait find everything counted, and do not
+            // wait for ever.
+            let steps: [fn(&Shared); 3] = [
+                Shared::drop_all_queued,
+                |shared| shared.room.notify_all(),
+                |shared| {
+                    // Release: whoever sees this also sees the counts.
+                    shared.is_abandoned.store(true, Ordering::Release);
+                    shared.closed.notify_all();
+                },
+            ];
+            let mut steps = steps.iter();
+            finish(|| steps.next().map(|step| step(&self.shared)).is_some());
         }
     }
 }
