@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// drain the queue and then get `None`.
 #[derive(Debug)]
 pub(in super::super) struct Producer {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
 }
 
 impl Producer {
@@ -58,7 +58,7 @@ impl Producer {
             while let Some(batch) = unsent.next() {
                 // The last one may have gone while the iterator ran.
                 if self.is_closed() {
-                    self.drop_unsent(batch);
+                    shared.drop_unsent(batch);
                     return Err(QueueClosed);
                 }
                 if let Err(batch) = shared.offer(batch, &mut enqueued) {
@@ -75,19 +75,6 @@ impl Producer {
                 }
             }
         }
-    }
-
-    /// Counts a batch that will not be sent after all.
-    pub(super) fn drop_unsent(&self, batch: PacketBatch) {
-        self.shared.drop_unsent(batch);
-    }
-
-    pub(super) fn half(&self) -> usize {
-        self.shared.half()
-    }
-
-    pub(super) fn is_half_full(&self) -> bool {
-        self.shared.is_half_full()
     }
 
     /// Returns `true` if all receivers are gone.

@@ -117,8 +117,8 @@ impl QueueSender {
         &self,
         batches: impl IntoIterator<Item = PacketBatch>,
     ) -> impl Future<Output = Result<(), QueueClosed>> {
-        let mut unsent =
-            UnsentBatches::new(batches, |batch| self.queue_of(&batch).drop_unsent(batch));
+        let drop_unsent = |batch: PacketBatch| self.queue_of(&batch).shared.drop_unsent(batch);
+        let mut unsent = UnsentBatches::new(batches, drop_unsent);
         async move {
             tokio::task::consume_budget().await;
             if let Destination::One(queue) = &self.to {
@@ -150,12 +150,14 @@ impl QueueSender {
     /// Half of a queue's places, but at least one.
     pub(in super::super) fn half(&self) -> usize {
         // They are all alike.
-        self.queues()[0].half()
+        self.queues()[0].shared.half()
     }
 
     /// Returns `true` if at least one queue is half full.
     pub(in super::super) fn is_half_full(&self) -> bool {
-        self.queues().iter().any(Producer::is_half_full)
+        self.queues()
+            .iter()
+            .any(|queue| queue.shared.is_half_full())
     }
 
     /// Returns `true` if the receivers of all queues are gone.
