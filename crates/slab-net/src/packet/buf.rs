@@ -4,14 +4,12 @@ use super::frozen::Packet;
 use super::owner::{HeapBlock, Owner};
 use super::pool::PacketPool;
 use super::resolve;
-use super::settings::{Refusal, Settings};
 use bytes::BufMut;
 use core::mem::MaybeUninit;
 use core::ops::RangeBounds;
 use core::ptr::NonNull;
 use core::slice;
 use slab_core::Chunk;
-use std::sync::Arc;
 
 /// An exclusive, growable buffer of packet memory: [`bytes::BytesMut`] over a [`PacketPool`].
 ///
@@ -81,23 +79,20 @@ impl PacketBuf {
         }
     }
 
-    /// Returns an empty buffer over a heap block, with `headroom` of its bytes in front. `least` and
-    /// `most` are as in [`HeapBlock::fallback`], and at most `u32::MAX`.
-    pub(super) fn from_heap(
-        least: usize,
-        most: usize,
-        headroom: u32,
-        pool: Arc<Settings>,
-    ) -> Result<Self, Refusal> {
-        let block = HeapBlock::fallback(least, most, pool)?;
-        let total = block.capacity();
-        Ok(Self {
-            // SAFETY: the block has at least `least` bytes, headroom included.
-            ptr: unsafe { block.start().add(headroom as usize) },
+    /// Returns an empty buffer over a heap block of at most `u32::MAX` bytes, with `headroom` of them in front.
+    pub(super) fn from_heap(block: HeapBlock, headroom: u32) -> Self {
+        let (start, capacity) = (block.start(), narrow(block.capacity()));
+        assert!(
+            headroom <= capacity,
+            "a block without room for its headroom"
+        );
+        Self {
             owner: Owner::heap(block),
+            // SAFETY: just checked to lie within the block, or at its end.
+            ptr: unsafe { start.add(headroom as usize) },
             len: 0,
-            cap: narrow(total) - headroom,
-        })
+            cap: capacity - headroom,
+        }
     }
 
     /// # Safety
@@ -265,15 +260,9 @@ impl PacketBuf {
     #[inline]
     #[must_use]
     pub fn freeze(self) -> Packet {
-        let (owner, ptr, len, _) = self.into_parts();
         // SAFETY: the owner keeps these bytes alive, they have been written, and this was the only
         // handle that could write them.
-        unsafe { Packet::from_parts(owner, ptr, len as usize) }
-    }
-
-    #[inline]
-    pub(super) fn into_parts(self) -> (Owner, NonNull<u8>, u32, u32) {
-        (self.owner, self.ptr, self.len, self.cap)
+        unsafe { Packet::from_parts(self.owner, self.ptr, self.len as usize) }
     }
 
     #[inline]

@@ -146,11 +146,6 @@ impl Packet {
         Self { owner, ptr, len }
     }
 
-    #[inline]
-    pub(super) fn into_parts(self) -> (Owner, NonNull<u8>, usize) {
-        (self.owner, self.ptr, self.len)
-    }
-
     pub(super) fn owner(&self) -> &Owner {
         &self.owner
     }
@@ -492,12 +487,11 @@ impl Packet {
         if !self.owner.is_unique() || u32::try_from(self.len).is_err() {
             return Err(self);
         }
-        let (owner, ptr, len) = self.into_parts();
-        let rest = capacity - (ptr.addr().get() - start.addr().get());
+        let rest = capacity - (self.ptr.addr().get() - start.addr().get());
         let cap = narrow(rest.min(u32::MAX as usize));
         // SAFETY: this is the only handle to the whole block, so everything behind `ptr` is the
         // buffer's alone; the packet's bytes have been written.
-        Ok(unsafe { PacketBuf::from_parts(owner, ptr, narrow(len), cap) })
+        Ok(unsafe { PacketBuf::from_parts(self.owner, self.ptr, narrow(self.len), cap) })
     }
 }
 

@@ -316,7 +316,8 @@ impl PacketPool {
             return Err(Refusal::Overflow);
         }
         let most = most.saturating_add(room).min(largest);
-        PacketBuf::from_heap(least, most, self.headroom, Arc::clone(&self.settings))
+        let block = HeapBlock::fallback(least, most, Arc::clone(&self.settings))?;
+        Ok(PacketBuf::from_heap(block, self.headroom))
     }
 
     /// Whether the heap limit leaves, at this moment, a buffer of this capacity.
