@@ -44,14 +44,6 @@ impl Drop for FreeOnPanic<'_> {
     }
 }
 
-/// How many chunks to carve where only slabs have any.
-#[derive(Debug, Clone, Copy)]
-enum CarveSize {
-    /// A batch: the others go into the magazine.
-    Batch,
-    One,
-}
-
 impl Inner {
     /// Allocation when the magazine had nothing or could not be entered; returns the chunk's unit.
     pub(crate) fn alloc_slow(&self, class: u8, request: Request) -> Result<u32, AllocError> {
@@ -85,7 +77,7 @@ impl Inner {
                 self.end_exhaustion(class, unit);
                 Ok(Found::used(unit))
             }
-            None => self.find_free_chunk(self.attach().as_deref(), class, CarveSize::Batch),
+            None => self.find_free_chunk(self.attach().as_deref(), class),
         }
     }
 
@@ -99,15 +91,15 @@ impl Inner {
         self.record_outcome(class, found, request)
     }
 
-    /// A chunk of a page or more is carved alone: the others of its batch would lie in the magazine as if
-    /// they had been used.
     fn find_to_zero(&self, class: u8) -> Result<Found, AllocError> {
-        let carve_size = if self.classes.geometry(class).bytes < PAGE {
-            CarveSize::Batch
-        } else {
-            CarveSize::One
-        };
-        self.find_free_chunk(self.attach().as_deref(), class, carve_size)
+        let cache = self.attach();
+        if let Some(used) = self.find_used(cache.as_deref(), class) {
+            return Ok(used);
+        }
+        // A chunk of a page or more is carved alone: the others of its batch would lie in the magazine as if they had
+        // been used.
+        let is_small = self.classes.geometry(class).bytes < PAGE;
+        self.alloc_from_slab(cache.as_deref().filter(|_| is_small), class)
     }
 
     fn record_outcome(
@@ -136,27 +128,23 @@ impl Inner {
         cache: Option<&ThreadCache>,
         class: u8,
     ) -> Result<u32, AllocError> {
-        let found = self.find_free_chunk(cache, class, CarveSize::Batch)?;
+        let found = self.find_free_chunk(cache, class)?;
         Ok(found.unit)
     }
 
-    fn find_free_chunk(
-        &self,
-        cache: Option<&ThreadCache>,
-        class: u8,
-        carve_size: CarveSize,
-    ) -> Result<Found, AllocError> {
-        let used = cache
-            .and_then(|cache| self.alloc_from_depot(cache.magazine(class), class))
-            .or_else(|| self.alloc_single(class));
-        match (used, carve_size) {
-            (Some(unit), _) => {
-                self.end_exhaustion(class, unit);
-                Ok(Found::used(unit))
-            }
-            (None, CarveSize::Batch) => self.alloc_from_slab(cache, class),
-            (None, CarveSize::One) => self.alloc_from_slab(None, class),
+    fn find_free_chunk(&self, cache: Option<&ThreadCache>, class: u8) -> Result<Found, AllocError> {
+        match self.find_used(cache, class) {
+            Some(used) => Ok(used),
+            None => self.alloc_from_slab(cache, class),
         }
+    }
+
+    fn find_used(&self, cache: Option<&ThreadCache>, class: u8) -> Option<Found> {
+        let unit = cache
+            .and_then(|cache| self.alloc_from_depot(cache.magazine(class), class))
+            .or_else(|| self.alloc_single(class))?;
+        self.end_exhaustion(class, unit);
+        Some(Found::used(unit))
     }
 
     /// From the magazine (the fast path does not see that of a class that shares its number, nor any of a pool that looks
