@@ -58,6 +58,15 @@ pub(crate) fn model(bound: Option<usize>, f: impl Fn() + Sync + Send + 'static) 
     said.expect("stderr is open");
 }
 
+/// Runs this on another thread, with what both have.
+fn beside<S: 'static, R: 'static>(
+    shared: &Arc<S>,
+    f: impl FnOnce(&S) -> R + 'static,
+) -> thread::JoinHandle<R> {
+    let shared = Arc::clone(shared);
+    thread::spawn(move || f(&shared))
+}
+
 pub(crate) fn classes() -> Box<ClassTable> {
     ClassTable::new(SizeClasses::explicit(&[1024]).unwrap(), 8 << 10)
 }
@@ -76,22 +85,18 @@ fn batch(number: u32) -> [u32; BATCH_MAX] {
     [2 * number, 2 * number + 1]
 }
 
-/// Pops one batch; returns its length.
-fn pop_batch(depot: &Depot, class: u8, out: &mut [u32; BATCH_MAX]) -> usize {
-    depot.pop_batch(0, class, |units| out[..units.len()].copy_from_slice(units))
+/// Pops one batch, if there is one.
+fn pop_batch(depot: &Depot, lane: u8) -> Vec<u32> {
+    let mut units = Vec::new();
+    depot.pop_batch(lane, 0, |batch| units.extend_from_slice(batch));
+    units
 }
 
-/// Pops until the depot is empty.
-fn drain(depot: &Depot) -> Vec<u32> {
+/// Pops until the depot has nothing of the class.
+fn drain(depot: &Depot, class: u8) -> Vec<u32> {
     let mut units = Vec::new();
-    let mut out = [0; BATCH_MAX];
-    loop {
-        match pop_batch(depot, 0, &mut out) {
-            0 => break,
-            len => units.extend(&out[..len]),
-        }
-    }
-    units.extend(depot.with_open(0, core::mem::take));
+    while depot.pop_batch(0, class, |batch| units.extend_from_slice(batch)) > 0 {}
+    units.extend(depot.with_open(class, core::mem::take));
     units
 }
 
@@ -113,17 +118,10 @@ fn model_depot_push_and_pop() {
     model(None, || {
         let depot = Arc::new(depot());
         depot.push_batch(0, 0, &batch(0));
-        let other = {
-            let depot = depot.clone();
-            thread::spawn(move || {
-                let mut out = [0; BATCH_MAX];
-                let len = pop_batch(&depot, 0, &mut out);
-                out[..len].to_vec()
-            })
-        };
+        let other = beside(&depot, |depot| pop_batch(depot, 0));
         depot.push_batch(0, 0, &batch(1));
         let mut units = other.join().unwrap();
-        units.extend(drain(&depot));
+        units.extend(drain(&depot, 0));
         assert_each_once(units, 4);
     });
 }
@@ -135,20 +133,15 @@ fn model_depot_lanes() {
         let depot = Arc::new(depot());
         depot.open_lane(0..1);
         depot.push_batch(0, 0, &batch(0));
-        let other = {
-            let depot = depot.clone();
-            thread::spawn(move || {
-                let mut units = Vec::new();
-                depot.pop_batch(1, 0, |batch| units.extend_from_slice(batch));
-                depot.push_batch(1, 0, &batch(1));
-                units
-            })
-        };
-        let mut units = Vec::new();
-        depot.pop_batch(0, 0, |batch| units.extend_from_slice(batch));
+        let other = beside(&depot, |depot| {
+            let units = pop_batch(depot, 1);
+            depot.push_batch(1, 0, &batch(1));
+            units
+        });
+        let mut units = pop_batch(&depot, 0);
         depot.push_batch(0, 0, &batch(2));
         units.extend(other.join().unwrap());
-        units.extend(drain(&depot));
+        units.extend(drain(&depot, 0));
         assert_each_once(units, 6);
     });
 }
@@ -163,23 +156,16 @@ fn model_depot_head_that_comes_back() {
         let depot = Arc::new(depot());
         depot.push_batch(0, 0, &batch(0));
         depot.push_batch(0, 0, &batch(1));
-        let other = {
-            let depot = depot.clone();
-            thread::spawn(move || {
-                let (mut a, mut b) = ([0; BATCH_MAX], [0; BATCH_MAX]);
-                let first = pop_batch(&depot, 0, &mut a);
-                let second = pop_batch(&depot, 0, &mut b);
-                if first > 0 {
-                    depot.push_batch(0, 0, &a);
-                }
-                b[..second].to_vec()
-            })
-        };
-        let mut out = [0; BATCH_MAX];
-        let len = pop_batch(&depot, 0, &mut out);
-        let mut units = out[..len].to_vec();
+        let other = beside(&depot, |depot| {
+            let (first, second) = (pop_batch(depot, 0), pop_batch(depot, 0));
+            if !first.is_empty() {
+                depot.push_batch(0, 0, &first);
+            }
+            second
+        });
+        let mut units = pop_batch(&depot, 0);
         units.extend(other.join().unwrap());
-        units.extend(drain(&depot));
+        units.extend(drain(&depot, 0));
         assert_each_once(units, 4);
     });
 }
@@ -193,29 +179,19 @@ fn model_depot_head_that_comes_back_after_all_was_taken() {
         let depot = Arc::new(depot_of(&ClassTable::new(sizes, 8 << 10)));
         depot.push_batch(0, 0, &batch(0));
         depot.push_batch(0, 0, &batch(1));
-        let other = {
-            let depot = depot.clone();
-            thread::spawn(move || {
-                let mut units = take_all(&depot);
-                if units.len() == 2 * BATCH_MAX {
-                    depot.push_batch(0, 1, &batch(0));
-                    depot.push_batch(0, 0, &batch(1));
-                    units.clear();
-                }
-                units
-            })
-        };
-        let mut out = [0; BATCH_MAX];
-        let len = pop_batch(&depot, 0, &mut out);
-        let mut units = out[..len].to_vec();
-        units.extend(other.join().unwrap());
-        units.extend(drain(&depot));
-        loop {
-            match pop_batch(&depot, 1, &mut out) {
-                0 => break,
-                len => units.extend(&out[..len]),
+        let other = beside(&depot, |depot| {
+            let mut units = take_all(depot);
+            if units.len() == 2 * BATCH_MAX {
+                depot.push_batch(0, 1, &batch(0));
+                depot.push_batch(0, 0, &batch(1));
+                units.clear();
             }
-        }
+            units
+        });
+        let mut units = pop_batch(&depot, 0);
+        units.extend(other.join().unwrap());
+        units.extend(drain(&depot, 0));
+        units.extend(drain(&depot, 1));
         assert_each_once(units, 4);
     });
 }
@@ -229,10 +205,9 @@ fn model_depot_three_threads() {
             .map(|number| {
                 let depot = depot.clone();
                 thread::spawn(move || {
-                    let mut out = [0; BATCH_MAX];
-                    let len = pop_batch(&depot, 0, &mut out);
+                    let units = pop_batch(&depot, 0);
                     depot.push_batch(0, 0, &batch(number));
-                    out[..len].to_vec()
+                    units
                 })
             })
             .collect();
@@ -240,7 +215,7 @@ fn model_depot_three_threads() {
         for thread in threads {
             units.extend(thread.join().unwrap());
         }
-        units.extend(drain(&depot));
+        units.extend(drain(&depot, 0));
         assert_each_once(units, 6);
     });
 }
@@ -251,19 +226,15 @@ fn model_depot_taken_whole_while_others_push_and_pop() {
         let depot = Arc::new(depot());
         depot.push_batch(0, 0, &batch(0));
         depot.push_batch(0, 0, &batch(1));
-        let other = {
-            let depot = depot.clone();
-            thread::spawn(move || {
-                let mut out = [0; BATCH_MAX];
-                let len = pop_batch(&depot, 0, &mut out);
-                depot.put(0, &[6]);
-                depot.push_batch(0, 0, &batch(2));
-                out[..len].to_vec()
-            })
-        };
+        let other = beside(&depot, |depot| {
+            let units = pop_batch(depot, 0);
+            depot.put(0, &[6]);
+            depot.push_batch(0, 0, &batch(2));
+            units
+        });
         let mut units = take_all(&depot);
         units.extend(other.join().unwrap());
-        units.extend(drain(&depot));
+        units.extend(drain(&depot, 0));
         assert_each_once(units, 7);
     });
 }
@@ -291,10 +262,7 @@ fn model_guard_owner_against_taker() {
     model(None, || {
         let cache = thread_cache();
         assert!(cache.magazine(0).try_push(0));
-        let taker = {
-            let cache = cache.clone();
-            thread::spawn(move || take(&cache))
-        };
+        let taker = beside(&cache, take);
         let mut units = Vec::new();
         let magazine = cache.magazine(0);
         for unit in [1, 2] {
@@ -318,10 +286,7 @@ fn model_guard_batches_against_taker() {
     model(None, || {
         let cache = thread_cache();
         assert!(cache.magazine(0).try_push_many(&[0, 1]));
-        let taker = {
-            let cache = cache.clone();
-            thread::spawn(move || take(&cache))
-        };
+        let taker = beside(&cache, take);
         let magazine = cache.magazine(0);
         let mut units = ArrayVec::<u32, 8>::new();
         magazine.try_pop_many(1, &mut units);
@@ -352,10 +317,7 @@ fn model_guard_without_membarrier() {
             entered
         };
         assert!(push(0));
-        let taker = {
-            let cache = cache.clone();
-            thread::spawn(move || take(&cache))
-        };
+        let taker = beside(&cache, take);
         let mut units = Vec::new();
         if !push(1) {
             units.push(1);
@@ -377,18 +339,15 @@ fn model_guard_read_while_the_owner_goes_on() {
         model(None, move || {
             let _no_barriers = membarrier::install(None);
             let cache = thread_cache();
-            let reader = {
-                let cache = cache.clone();
-                thread::spawn(move || {
-                    let allocated = || {
-                        let (frees, len) = cache.magazine(0).guard.puts_and_len();
-                        assert!(frees <= 2 && len <= 2, "{frees} freed, {len} there");
-                        frees - len as u64
-                    };
-                    let before = allocated();
-                    assert!(before <= allocated());
-                })
-            };
+            let reader = beside(&cache, |cache| {
+                let allocated = || {
+                    let (frees, len) = cache.magazine(0).guard.puts_and_len();
+                    assert!(frees <= 2 && len <= 2, "{frees} freed, {len} there");
+                    frees - len as u64
+                };
+                let before = allocated();
+                assert!(before <= allocated());
+            });
             let magazine = cache.magazine(0);
             if slowly {
                 assert!(magazine.guard.enter_slow());
@@ -464,13 +423,10 @@ fn model_number_of_a_closed_pool_goes_to_another() {
         assert_ne!(number, 0, "that one is nobody's");
         let cache = thread_cache();
         assert!(cache.magazine(0).try_push(0));
-        let closer = {
-            let cache = cache.clone();
-            thread::spawn(move || {
-                cache.magazine(0).guard.raise(CLOSED);
-                drop(numbers);
-            })
-        };
+        let closer = beside(&cache, |cache| {
+            cache.magazine(0).guard.raise(CLOSED);
+            drop(numbers);
+        });
         let next = ClassNumbers::take(1, true).unwrap();
         assert_ne!(next.of(0), 0);
         let is_same = next.of(0) == number;
@@ -495,10 +451,7 @@ fn model_count_two_drops_free_once() {
     for lent in [[false, false], [false, true], [true, true]] {
         model(None, move || {
             let extra = Arc::new(AtomicU32::new(1));
-            let other = {
-                let extra = extra.clone();
-                thread::spawn(move || count::release(&extra, lent[0]))
-            };
+            let other = beside(&extra, move |extra| count::release(extra, lent[0]));
             let here = count::release(&extra, lent[1]);
             assert!(here != other.join().unwrap(), "exactly one frees");
             assert_eq!(extra.load(Ordering::Relaxed), 0, "ready for the next owner");
@@ -513,17 +466,14 @@ fn model_count_unique_sees_what_others_did() {
     std::thread_local!(static UNIQUE: std::cell::Cell<bool> = const { std::cell::Cell::new(false) });
     model(None, || {
         let shared = Arc::new((AtomicU32::new(1), loom::cell::UnsafeCell::new(0)));
-        let other = {
-            let shared = shared.clone();
-            thread::spawn(move || {
-                // SAFETY: this owner alone writes before it gives up its reference.
-                shared.1.with_mut(|value| unsafe { *value = 7 });
-                if count::release(&shared.0, true) {
-                    // SAFETY: the last owner.
-                    shared.1.with_mut(|value| unsafe { *value += 1 });
-                }
-            })
-        };
+        let other = beside(&shared, |shared| {
+            // SAFETY: this owner alone writes before it gives up its reference.
+            shared.1.with_mut(|value| unsafe { *value = 7 });
+            if count::release(&shared.0, true) {
+                // SAFETY: the last owner.
+                shared.1.with_mut(|value| unsafe { *value += 1 });
+            }
+        });
         let unique = count::is_unique(&shared.0);
         if unique {
             UNIQUE.set(true);
