@@ -47,7 +47,7 @@ fn panics<R>(f: impl FnOnce() -> R) -> bool {
 }
 
 #[test]
-fn handles_are_four_words() {
+fn handles_are_three_words() {
     assert_eq!(size_of::<PacketBuf>(), 24);
     assert_eq!(size_of::<Option<PacketBuf>>(), 24);
     assert_eq!(size_of::<Packet>(), 24);

@@ -6,7 +6,7 @@ use slab_net::udp::{Coalescing, PacketBatch, Transmit, UdpReceiver};
 use slab_net::{PacketPool, SizeClasses};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
-use udp_common::{HANG, LOOPBACK, exhaust};
+use udp_common::{HANG, LOOPBACK, bind, exhaust};
 
 fn small_pool() -> PacketPool {
     PacketPool::builder().max_memory(1 << 20).build().unwrap()
@@ -16,10 +16,7 @@ fn small_pool() -> PacketPool {
 async fn datagrams_without_memory_are_counted_and_receiving_recovers() {
     for coalescing in [Coalescing::On, Coalescing::Off { max_datagram: 1500 }] {
         let pool = small_pool();
-        let mut receiver = UdpReceiver::builder(&pool)
-            .coalescing(coalescing)
-            .bind(LOOPBACK)
-            .unwrap();
+        let mut receiver = bind(&pool, coalescing);
         let (sender, monitor) = (receiver.sender(), receiver.monitor());
         let to = receiver.local_addr();
         let five = Transmit::new(&[5; 5000], to).segment_size(1000);
@@ -68,11 +65,7 @@ async fn try_recv_batch_reads_only_so_much_in_vain() {
     // More than twice as many as that many reads have buffers for.
     const SENT: u64 = 450;
     let pool = small_pool();
-    let mut receiver = UdpReceiver::builder(&pool)
-        .coalescing(Coalescing::Off { max_datagram: 1 })
-        .receive_buffer_bytes(1 << 20)
-        .bind(LOOPBACK)
-        .unwrap();
+    let mut receiver = bind(&pool, Coalescing::Off { max_datagram: 1 });
     let (sender, monitor) = (receiver.sender(), receiver.monitor());
     for _ in 0..SENT {
         let too_long = Transmit::new(b"12", receiver.local_addr());
@@ -159,11 +152,7 @@ async fn an_exhausted_pool_bounds_reads_per_poll_and_wakes_nobody_in_vain() {
     use std::task::Context;
 
     let pool = small_pool();
-    let builder = UdpReceiver::builder(&pool).receive_buffer_bytes(1 << 20);
-    let mut receiver = builder
-        .coalescing(Coalescing::Off { max_datagram: 1500 })
-        .bind(LOOPBACK)
-        .unwrap();
+    let mut receiver = bind(&pool, Coalescing::Off { max_datagram: 1500 });
     let (sender, monitor) = (receiver.sender(), receiver.monitor());
     let _held = exhaust(&pool);
     for _ in 0..300 {
@@ -209,11 +198,7 @@ async fn an_exhausted_pool_bounds_reads_per_poll_and_wakes_nobody_in_vain() {
 #[tokio::test]
 async fn a_waiting_receiver_drains_the_socket_without_memory() {
     let pool = small_pool();
-    let builder = UdpReceiver::builder(&pool).receive_buffer_bytes(1 << 20);
-    let mut receiver = builder
-        .coalescing(Coalescing::Off { max_datagram: 1500 })
-        .bind(LOOPBACK)
-        .unwrap();
+    let mut receiver = bind(&pool, Coalescing::Off { max_datagram: 1500 });
     let (sender, monitor) = (receiver.sender(), receiver.monitor());
     let to = receiver.local_addr();
     let held = exhaust(&pool);
@@ -289,8 +274,7 @@ async fn a_subscriber_that_panics_at_a_truncated_datagram_costs_no_other() {
         assert!(again, "a subscriber panics");
     });
     let pool = small_pool();
-    let builder = UdpReceiver::builder(&pool).coalescing(Coalescing::Off { max_datagram: 100 });
-    let mut receiver = builder.bind(LOOPBACK).unwrap();
+    let mut receiver = bind(&pool, Coalescing::Off { max_datagram: 100 });
     let (sender, monitor, to) = (receiver.sender(), receiver.monitor(), receiver.local_addr());
     let send = async |lens: &[usize]| {
         for &len in lens {
@@ -330,8 +314,7 @@ async fn a_subscriber_that_panics_at_a_copy_leaves_none_uncounted() {
     let classes = SizeClasses::explicit(&[128, 2048]).unwrap();
     let builder = PacketPool::builder().size_classes(classes);
     let pool = builder.max_memory(1 << 20).build().unwrap();
-    let builder = UdpReceiver::builder(&pool).coalescing(Coalescing::Off { max_datagram: 1500 });
-    let mut receiver = builder.bind(LOOPBACK).unwrap();
+    let mut receiver = bind(&pool, Coalescing::Off { max_datagram: 1500 });
     let (sender, monitor, to) = (receiver.sender(), receiver.monitor(), receiver.local_addr());
     let panicked = AtomicBool::new(false);
     let _watching = udp_common::warnings::on_event(tracing::Level::DEBUG, move |event| {
@@ -378,8 +361,7 @@ async fn a_copy_that_saves_memory_is_no_refusal() {
         classes.map(|class| class.exhausted).collect::<Vec<_>>()
     };
     assert_eq!(refused(), [0, 1], "for the buffer that ended the list");
-    let builder = UdpReceiver::builder(&pool).coalescing(Coalescing::Off { max_datagram: 1500 });
-    let mut receiver = builder.bind(LOOPBACK).unwrap();
+    let mut receiver = bind(&pool, Coalescing::Off { max_datagram: 1500 });
     for _ in 0..10 {
         let short = Transmit::new(b"short", receiver.local_addr());
         receiver.sender().send(&short).await.unwrap();

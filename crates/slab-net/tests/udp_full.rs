@@ -7,7 +7,6 @@
 mod udp_common;
 
 use futures_util::SinkExt;
-use slab_net::PacketPool;
 use slab_net::udp::{Outgoing, SendErrorKind, Transmit, UdpReceiver, UdpSender};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
@@ -17,17 +16,11 @@ use std::sync::Arc;
 use std::task::{Context, Wake};
 use std::thread;
 use std::time::Duration;
+#[cfg(feature = "quinn")]
+use udp_common::HANG;
 use udp_common::network::{run_on_own_thread, set_link_up, unshare_network};
 use udp_common::tap::Tap;
-use udp_common::{fail_syscall, skipped};
-
-/// Limits only how long a broken test takes to fail.
-#[cfg(feature = "quinn")]
-const HANG: Duration = Duration::from_secs(20);
-
-fn pool() -> PacketPool {
-    PacketPool::builder().max_memory(8 << 20).build().unwrap()
-}
+use udp_common::{fail_syscall, pool, skipped};
 
 /// Runs a test in a network of its own, with an Ethernet.
 fn with_tap<F: Future<Output = ()> + 'static>(test: fn(Tap) -> F) {

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::io;
 use std::net::Ipv4Addr;
 use std::num::NonZeroUsize;
-use udp_common::{LOOPBACK, payload, receive, skipped};
+use udp_common::{LOOPBACK, bind, payload, receive, skipped};
 
 fn pool(mebibytes: usize) -> PacketPool {
     PacketPool::builder()
@@ -74,10 +74,7 @@ async fn datagrams_are_separated_correctly_with_and_without_gro() {
         (Coalescing::Off { max_datagram: 2047 }, 1),
     ] {
         let pool = pool(16);
-        let mut receiver = UdpReceiver::builder(&pool)
-            .coalescing(coalescing)
-            .bind(LOOPBACK)
-            .unwrap();
+        let mut receiver = bind(&pool, coalescing);
         let sender = UdpSender::bind(LOOPBACK).unwrap();
         // Ten of 1200 bytes; with a shorter last one; 54 that fill the buffer; a single one.
         for (total, segment) in [(12_000, 1200), (11_001, 1200), (64_800, 1200), (900, 900)] {
@@ -202,10 +199,7 @@ async fn the_stream_yields_every_batch_despite_cancellation() {
     use futures_util::{Stream, StreamExt};
 
     let pool = pool(16);
-    let mut receiver = UdpReceiver::builder(&pool)
-        .coalescing(Coalescing::Off { max_datagram: 100 })
-        .bind(LOOPBACK)
-        .unwrap();
+    let mut receiver = bind(&pool, Coalescing::Off { max_datagram: 100 });
     let sender = receiver.sender();
     let to = receiver.local_addr();
     // It never ends, but `take_until` may end it, and tokio-stream's `collect` reserves the lower bound.
@@ -237,10 +231,7 @@ async fn a_busy_receiver_yields_its_thread() {
     use std::rc::Rc;
 
     let pool = pool(16);
-    let mut receiver = UdpReceiver::builder(&pool)
-        .coalescing(Coalescing::Off { max_datagram: 100 })
-        .bind(LOOPBACK)
-        .unwrap();
+    let mut receiver = bind(&pool, Coalescing::Off { max_datagram: 100 });
     let sender = receiver.sender();
     let to = receiver.local_addr();
     // Tokio has to know that the socket is writable before `try_send` can work.
@@ -406,10 +397,7 @@ async fn random_datagrams_are_neither_corrupted_nor_aliased() {
 async fn a_lone_datagram_pins_at_most_twice_its_size() {
     for coalescing in both_modes() {
         let pool = pool(16);
-        let mut receiver = UdpReceiver::builder(&pool)
-            .coalescing(coalescing)
-            .bind(LOOPBACK)
-            .unwrap();
+        let mut receiver = bind(&pool, coalescing);
         let sender = receiver.sender();
         let sizes = pool.slab().size_classes().sizes();
         // The longest for each class, and the shortest that is too long for it.
@@ -549,10 +537,7 @@ async fn ipv6_works_as_well() {
 #[tokio::test]
 async fn a_receiver_that_waits_after_a_full_read_holds_no_buffer() {
     let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
-    let mut receiver = UdpReceiver::builder(&pool)
-        .coalescing(Coalescing::Off { max_datagram: 1500 })
-        .bind(LOOPBACK)
-        .unwrap();
+    let mut receiver = bind(&pool, Coalescing::Off { max_datagram: 1500 });
     let peer = std::net::UdpSocket::bind(LOOPBACK).unwrap();
     for n in 0..2 {
         peer.send_to(&[n; 8], receiver.local_addr()).unwrap();

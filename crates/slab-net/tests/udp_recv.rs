@@ -18,15 +18,7 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 #[cfg(target_os = "linux")]
 use udp_common::HANG;
-use udp_common::{LOOPBACK, assert_errors_let_others_run, payload, pool};
-
-fn bind(pool: &PacketPool, coalescing: Coalescing) -> UdpReceiver {
-    UdpReceiver::builder(pool)
-        .coalescing(coalescing)
-        .receive_buffer_bytes(1 << 20)
-        .bind(LOOPBACK)
-        .unwrap()
-}
+use udp_common::{LOOPBACK, assert_errors_let_others_run, bind, payload, pool};
 
 /// Checks that these are the next datagrams, and counts them.
 fn check(batch: &PacketBatch, next: &mut u64) {

@@ -7,9 +7,9 @@
 mod udp_common;
 
 use futures_util::SinkExt;
+use slab_net::Packet;
 use slab_net::rudp::{Endpoint, EndpointConfig};
 use slab_net::udp::{BindError, Outgoing, SendErrorKind, Transmit, UdpReceiver, UdpSender};
-use slab_net::{Packet, PacketPool};
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -19,11 +19,7 @@ use std::thread;
 use std::time::Duration;
 use udp_common::network::{ioctl, request, run_on_own_thread, set_link_up, unshare_network};
 use udp_common::warnings::on_event;
-use udp_common::{LOOPBACK, checked, fail_sends, fail_syscall_if, skipped};
-
-fn pool() -> PacketPool {
-    PacketPool::builder().max_memory(8 << 20).build().unwrap()
-}
+use udp_common::{LOOPBACK, checked, fail_sends, fail_syscall_if, pool, skipped};
 
 #[test]
 fn send_errors_have_a_kind_and_the_sink_continues_after_them() {

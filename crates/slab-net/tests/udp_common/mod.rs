@@ -10,7 +10,7 @@ pub(crate) mod warnings;
 #[cfg(target_os = "linux")]
 use libc::c_int;
 use slab_net::PacketPool;
-use slab_net::udp::UdpReceiver;
+use slab_net::udp::{Coalescing, UdpReceiver};
 use std::io::{self, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -23,6 +23,15 @@ pub(crate) const HANG: Duration = Duration::from_secs(20);
 
 pub(crate) fn pool() -> PacketPool {
     PacketPool::builder().max_memory(16 << 20).build().unwrap()
+}
+
+/// A receiver for which the system queues much.
+pub(crate) fn bind(pool: &PacketPool, coalescing: Coalescing) -> UdpReceiver {
+    UdpReceiver::builder(pool)
+        .coalescing(coalescing)
+        .receive_buffer_bytes(1 << 20)
+        .bind(LOOPBACK)
+        .unwrap()
 }
 
 /// Prints that there is nothing to test here; an error if `SLAB_NET_NO_SKIP` is set. CI sets it on systems
