@@ -626,8 +626,8 @@ fn a_shard_that_comes_twice_costs_its_group_nothing() {
 
 #[test]
 fn lack_of_memory_disables_protection_and_recovery_and_is_counted() {
-    // The budget has room for one shard.
-    let mut pair = Pair::with_budget(2, 2, 2000);
+    // Three fourths of the budget have room for one shard.
+    let mut pair = Pair::with_budget(2, 2, 2500);
     for n in 0..4 {
         let shards = pair.shards(&[n; 1000]);
         assert_eq!(shards.len(), 1, "no parity");
@@ -647,4 +647,34 @@ fn lack_of_memory_disables_protection_and_recovery_and_is_counted() {
     assert!(pair.decoder.stats().no_memory > 5);
     pair.finish();
     other.finish();
+}
+
+/// Peers that keep their groups incomplete, or many of them that are sent something, could take all of it otherwise.
+#[test]
+fn error_correction_leaves_memory_to_others() {
+    let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
+    let (budget, shards) = (MemoryBudget::new(1 << 20), FecShards::new(64, 64).unwrap());
+    let assert_some_is_left = || {
+        let reserved = budget.reserved();
+        assert!(reserved > budget.limit() / 2 && reserved <= budget.limit() * 3 / 4);
+    };
+    let mut parity = [7; LONGEST];
+    parity[4..6].copy_from_slice(&[0xf2, 0]);
+    let mut decoders = [(); 4].map(|()| FecDecoder::new(shards, LONGEST, &pool, &budget));
+    for decoder in &mut decoders {
+        // Of each group one shard less than are enough.
+        for seqid in (0..4 * 128_u32).filter(|seqid| seqid % 128 > 64) {
+            parity[..4].copy_from_slice(&seqid.to_le_bytes());
+            decoder.handle_shard(&parity, &mut Vec::new());
+        }
+    }
+    assert_some_is_left();
+    assert!(decoders[3].stats().no_memory > 0);
+    drop(decoders);
+    let mut encoders = [(); 16].map(|()| FecEncoder::new(shards, LONGEST, &pool, &budget));
+    for encoder in &mut encoders {
+        encoder.protect(Time::ZERO, &mut [0; 100]);
+    }
+    assert_some_is_left();
+    assert_eq!(encoders[15].stats().no_memory, 1);
 }

@@ -106,9 +106,9 @@ impl EndpointConfig {
     /// Windows grow within three fourths of this memory (for a long message, in seven eighths), and a grown one is given
     /// back when its session is idle. Likewise, what is sent while nothing else is in flight may lie in all of it, and
     /// more than that in three fourths, so that peers that take nothing leave room for new sessions; and four unread
-    /// [datagrams](super::Connection::recv_datagram) of each session in all of it, and more in three fourths. A session
-    /// for which there is no memory is [refused](super::EndpointStats::refused_memory); its peer hears nothing, and times
-    /// out.
+    /// [datagrams](super::Connection::recv_datagram) of each session in all of it, and more in three fourths. Error
+    /// correction goes on without what does not fit in three fourths. A session for which there is no memory is
+    /// [refused](super::EndpointStats::refused_memory); its peer hears nothing, and times out.
     ///
     /// ```
     /// use slab_net::PacketPool;

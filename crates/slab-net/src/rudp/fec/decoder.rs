@@ -40,7 +40,8 @@ pub(in crate::rudp) fn max_kept_shards(shards: FecShards) -> usize {
 /// Takes the shards that arrive from one address, and recovers datagrams that were lost.
 ///
 /// A decoder is bounded: it keeps the shards of 64 datagrams or 4 groups, whichever is more, in pool memory that
-/// counts in the budget, until [`handle_timeout`](Self::handle_timeout) frees it. Without memory it recovers nothing and counts that.
+/// counts in the budget, until [`handle_timeout`](Self::handle_timeout) frees it. It leaves a fourth of the budget to those
+/// that cannot do without; without memory it recovers nothing and counts that.
 /// It does not panic, whatever it is given. A datagram that it returns is what was protected only if all shards
 /// came from the peer that protected it, for this session: use encryption against forgery; `rudp::crypto` says what
 /// that leaves of replay.
@@ -329,7 +330,7 @@ impl FecDecoder {
         let Ok(mut buf) = self.pool.try_alloc(covered.len()) else {
             return false;
         };
-        if !self.account.reserve(buf.occupied_bytes()) {
+        if !self.account.reserve_spare(buf.occupied_bytes()) {
             return false;
         }
         buf.extend_from_slice(covered);

@@ -214,7 +214,7 @@ impl FecEncoder {
             let Ok(buf) = self.pool.try_alloc(self.longest_shard) else {
                 break;
             };
-            if !self.account.reserve(buf.occupied_bytes()) {
+            if !self.account.reserve_spare(buf.occupied_bytes()) {
                 break;
             }
             self.parity.push(buf);
