@@ -264,22 +264,21 @@ fn fragments_that_do_not_count_down_are_refused() {
 fn fragments_that_do_not_fit_their_neighbours_are_refused_in_any_order() {
     let mut pair = Pair::with_config(SessionConfig::fast().window(32, 32));
     for sn in (0..32).step_by(2) {
-        // The second fragment of two comes first.
-        let endless = [(sn + 1, 20), (sn, 19)].map(|(sn, frg)| Header {
+        // The second fragment of two comes first; the datagram counts once.
+        let endless = [(sn + 1, 20), (sn, 19), (sn, 18)].map(|(sn, frg)| Header {
             sn,
             una: 0,
             frg,
             ..push(b"x")
         });
-        let both = endless.map(|header| datagram(header, b"x")).concat();
-        let packet = pair.pool.try_copy_from_slice(&both).unwrap();
-        pair.server.handle_datagram(pair.now, packet).unwrap();
+        let all = endless.map(|header| datagram(header, b"x")).concat();
+        let packet = pair.pool.try_copy_from_slice(&all).unwrap();
+        let handled = pair.server.handle_datagram(pair.now, packet);
+        assert_eq!(handled, Err(Rejection::TooManyFragments));
     }
-    let refused = pair
-        .server
-        .stats()
-        .rejected_for(Rejection::TooManyFragments);
-    assert_eq!(refused, 16);
+    let stats = pair.server.stats();
+    let refused = stats.rejected_for(Rejection::TooManyFragments);
+    assert_eq!((refused, stats.received_datagrams), (16, 0));
     assert!(pair.server.recv().is_none() && pair.server.ended().is_none());
     drop(pair.server);
     drop(pair.client);

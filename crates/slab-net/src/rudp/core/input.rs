@@ -40,7 +40,8 @@ impl Session {
     ///
     /// # Errors
     /// Says why the datagram was refused. The session has then changed only in its count of rejections
-    /// ([`stats`](Self::stats)), and may ask the peer for its window.
+    /// ([`stats`](Self::stats)), and may ask the peer for its window. Where PUSH segments of one datagram contradict each
+    /// other, only the later ones are refused.
     pub fn handle_datagram(&mut self, now: Time, datagram: Packet) -> Result<(), Rejection> {
         self.advance(now);
         self.handle(datagram, &mut BatchBuffer::default())
@@ -72,13 +73,27 @@ impl Session {
     }
 
     fn handle(&mut self, datagram: Packet, batch: &mut BatchBuffer) -> Result<(), Rejection> {
-        if let Err(rejection) = self.check(&datagram) {
-            self.stats.reject(rejection);
-            self.resync_token_after(rejection);
-            return Err(rejection);
+        let bytes = datagram.len() as u64;
+        let handled = self.check(&datagram);
+        let handled = handled.and_then(|()| self.handle_checked(datagram, batch));
+        match handled {
+            Ok(()) => {
+                self.stats.received_datagrams += 1;
+                self.stats.received_bytes += bytes;
+            }
+            Err(rejection) => {
+                self.stats.reject(rejection);
+                self.resync_token_after(rejection);
+            }
         }
-        self.stats.received_datagrams += 1;
-        self.stats.received_bytes += datagram.len() as u64;
+        handled
+    }
+
+    fn handle_checked(
+        &mut self,
+        datagram: Packet,
+        batch: &mut BatchBuffer,
+    ) -> Result<(), Rejection> {
         self.path.earn(datagram.len());
         if self.is_sign_of_life(&datagram) {
             self.last_received = self.now;
@@ -95,11 +110,11 @@ impl Session {
         if missed_the_end {
             self.learn_token(&datagram);
         }
-        self.apply(datagram, batch);
+        let applied = self.apply(datagram, batch);
         if missed_the_end {
             self.queue_reminder();
         }
-        Ok(())
+        applied
     }
 
     /// A segment that seems forged may be the peer's own, if somebody asked in our name and gave it another token:
@@ -117,11 +132,13 @@ impl Session {
         self.peer.wask_sent_at.is_none_or(again)
     }
 
-    fn apply(&mut self, mut datagram: Packet, batch: &mut BatchBuffer) {
+    /// Returns why some of its segments were not applied, if that was not seen before.
+    fn apply(&mut self, mut datagram: Packet, batch: &mut BatchBuffer) -> Result<(), Rejection> {
         let mut digest = Digest {
             outstanding: self.send.outstanding(),
             ..Digest::default()
         };
+        let mut applied = Ok(());
         let mut has_push = false;
         // Where the rest of the datagram begins.
         let mut cut = 0;
@@ -148,7 +165,7 @@ impl Session {
                     // When the datagram was checked, the one in front had no place yet.
                     let (sn, frg) = (header.sn, header.frg);
                     if behind_another && !self.receive.is_frg_consistent(sn, frg, None) {
-                        self.stats.reject(Rejection::TooManyFragments);
+                        applied = Err(Rejection::TooManyFragments);
                         continue;
                     }
                     let segment = take_payload(&mut datagram, &mut cut, payload);
@@ -163,23 +180,27 @@ impl Session {
                 Command::Cookie => {}
                 Command::AskWindow => self.on_wask(&header, batch, &mut digest),
                 Command::TellWindow => self.on_wins(&header),
-                Command::Close if header.frg == RESET => return self.on_reset(),
                 // One that has begun anew (see `restart`) is not the one whose end is awaited.
-                Command::Close if before(header.una, self.peer.latest_una) => {
-                    return self.on_reset();
+                Command::Close
+                    if header.frg == RESET || before(header.una, self.peer.latest_una) =>
+                {
+                    self.on_reset();
+                    return applied;
                 }
                 Command::Close if header.frg == NOT_RECEIVING => self.on_not_receiving(),
                 Command::Close => {
                     // Its `una` covers everything that it will ever acknowledge.
                     self.apply_digest(&digest);
-                    return self.on_close(header.frg == ENDED);
+                    self.on_close(header.frg == ENDED);
+                    return applied;
                 }
             }
             if self.ended().is_some() {
-                return;
+                return applied;
             }
         }
         self.apply_digest(&digest);
+        applied
     }
 
     /// A WASK: owes the peer a WINS, which is to carry its token.
