@@ -4,7 +4,7 @@ mod rudp_common;
 
 use rudp_common::pair::{CONV, datagram, header, push, segments_of, transmit};
 use slab_net::rudp::wire::{Command, Header};
-use slab_net::rudp::{CloseReason, MemoryBudget, Session, SessionConfig, Side, Time};
+use slab_net::rudp::{CloseReason, MemoryBudget, Rejection, Session, SessionConfig, Side, Time};
 use slab_net::{Packet, PacketPool};
 use std::time::Duration;
 
@@ -180,5 +180,29 @@ fn the_answers_of_a_peer_that_has_lost_everything_do_not_keep_the_session_alive(
         }
         assert_eq!(client.ended(), ended);
         assert!(client.stats().probes > 2);
+    }
+}
+
+/// Its first segments are where the session has had others, and the next ones would be read behind those. What is late
+/// by less than a time-out is taken.
+#[test]
+fn nothing_is_delivered_of_what_is_sent_by_a_peer_that_has_begun_anew() {
+    for (una, waited, is_taken) in [(0, 0, true), (0, 1000, false), (1, 1000, true)] {
+        let (mut client, sent) = client_that_sent(1);
+        tell(&mut client, Time::ZERO, acknowledgement(&sent[0], 1));
+        let now = Time::ZERO + waited * MILLISECOND;
+        let push = Header {
+            sn: 0,
+            una,
+            ..push(b"x")
+        };
+        let handled = client.handle_datagram(now, Packet::from(datagram(push, b"x")));
+        let refused = Err(Rejection::OtherConversation);
+        assert_eq!(handled, if is_taken { Ok(()) } else { refused });
+        assert_eq!(client.recv().is_some(), is_taken);
+        let acknowledged = transmit(&mut client, now + 20 * MILLISECOND)
+            .iter()
+            .any(|datagram| segments_of(datagram)[0].cmd == Command::Ack);
+        assert_eq!(acknowledged, is_taken);
     }
 }

@@ -329,7 +329,7 @@ pub enum Rejection {
     LengthBeyondDatagram,
     /// Bytes behind the last segment that are no header.
     TrailingBytes,
-    /// A segment of another conversation.
+    /// A segment of another conversation, also with the same number: a PUSH of a peer that has begun anew.
     OtherConversation,
     /// Its `una` is beyond what was sent, or more than 65 536 segments behind what was acknowledged.
     UnaBeyondSent,

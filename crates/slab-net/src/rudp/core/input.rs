@@ -168,6 +168,10 @@ impl Session {
                         applied = Err(Rejection::TooManyFragments);
                         continue;
                     }
+                    if self.is_of_new_beginning(&header) {
+                        applied = Err(Rejection::OtherConversation);
+                        continue;
+                    }
                     let segment = take_payload(&mut datagram, &mut cut, payload);
                     self.on_push(&header, segment, batch);
                 }

@@ -10,6 +10,7 @@
 //! - has acknowledged a segment, and lacks one before it ([`Session::has_peer_lost_some`]).
 //!
 //! All else that comes from it [is no sign of life](Session::is_sign_of_life), so that otherwise time ends the session.
+//! Nor is anything delivered meanwhile [that it sends](Session::is_of_new_beginning).
 
 use super::super::wire::{Command, Header, segments};
 use super::send::Slot;
@@ -29,6 +30,14 @@ impl Session {
             |header: &Header| header.cmd != Command::Cookie && !before(header.una, latest_una);
         let mut headers = segments(datagram).flatten().map(|(header, _)| header);
         !has_told_window || headers.any(|header| is_current(&header))
+    }
+
+    /// Does this PUSH lack what the peer has had for long? By its number it may be the next one of the session, but the
+    /// peer began anew, and it belongs behind others that the session has not had. If it is only late, by more than a
+    /// time-out, it is sent again.
+    pub(super) fn is_of_new_beginning(&self, push: &Header) -> bool {
+        before(push.una, self.peer.latest_una)
+            && self.now.since(self.progress_at) >= self.recovery.first_timeout()
     }
 
     /// Is a segment acknowledged that the peer says it has not? Whichever segment reached it last, its acknowledgement
