@@ -92,6 +92,11 @@ impl Reader {
         }
     }
 
+    pub(super) fn enable_spare_buffers(&mut self) {
+        let buffer_bytes = self.slots.buffer_bytes();
+        self.spare.enable(self.pool.slab(), buffer_bytes);
+    }
+
     /// Makes one system call, or a few while the pool is exhausted. Whatever it returns, the batches
     /// read are in `ready` afterwards.
     ///

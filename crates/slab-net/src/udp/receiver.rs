@@ -233,10 +233,10 @@ impl UdpReceiver {
         }
     }
 
-    /// While the pool is exhausted, reads into two buffers of the receiver's own. If the caller does
-    /// not drop their contents before the next read there will be more of them, up to 1 MiB in all.
+    /// While the pool is exhausted, reads into two buffers beside it. The caller has to drop their contents before the
+    /// next read: all receivers of the process share 4 MiB of them.
     pub(crate) fn enable_spare_buffers(&mut self) {
-        self.reader.spare.enabled = true;
+        self.reader.enable_spare_buffers();
     }
 
     /// Returns `true` if the batches of the last read lie in such buffers.

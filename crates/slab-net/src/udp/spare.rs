@@ -1,26 +1,53 @@
 //! [`SpareBuffers`]: buffers for a receiver whose datagrams free memory when they are processed.
 
 use super::slots::Slots;
-use slab_core::{Mode, SizeClasses, SlabPool};
+use slab_core::{Mode, SlabPool};
+use std::sync::OnceLock;
 
 /// The number of buffers that a system call gets while the pool is exhausted.
 const BUFFERS_PER_CALL: usize = 2;
-/// The smallest cap that a pool can have. It is address space; only the buffers in use are ever
+/// Enough for 32 receivers at a time, each on a thread of its own. It is address space; only the buffers in use are ever
 /// touched.
-const SPARE_POOL_BYTES: usize = 1 << 20;
+const SPARE_POOL_BYTES: usize = 4 << 20;
 
-/// A few buffers beside the pool, made when the pool is first exhausted. For consumers that process
-/// received datagrams at once, which may free memory, and keep none of them.
-#[derive(Debug, Default)]
+/// Two pools of spare buffers: the second zeroes what is freed.
+type SparePools = [OnceLock<SlabPool>; 2];
+
+/// Those of the process. Not one for each receiver: there may be more of these than a process can have pools.
+static SPARE_POOLS: SparePools = [const { OnceLock::new() }; 2];
+
+/// A few buffers beside the pool. For consumers that process received datagrams at once, which may free memory, and keep
+/// none of them.
+#[derive(Debug)]
 pub(super) struct SpareBuffers {
+    pools: &'static SparePools,
     /// Whether spare buffers are requested.
-    pub(super) enabled: bool,
-    pool: Option<SlabPool>,
+    enabled: bool,
     /// Whether the last call read into spare buffers.
     pub(super) in_use: bool,
 }
 
+impl Default for SpareBuffers {
+    fn default() -> Self {
+        Self {
+            pools: &SPARE_POOLS,
+            enabled: false,
+            in_use: false,
+        }
+    }
+}
+
 impl SpareBuffers {
+    /// Requests spare buffers beside this pool. Some memory for them is committed now: they may be needed because the system
+    /// refuses more.
+    pub(super) fn enable(&mut self, pool: &SlabPool, buffer_bytes: usize) {
+        self.enabled = true;
+        drop(
+            self.pool(pool)
+                .and_then(|spare| spare.try_alloc_spare(buffer_bytes)),
+        );
+    }
+
     /// Fills the slots, which must be empty, with spare buffers instead of `exhausted`'s; `None` if
     /// there are none.
     #[cold]
@@ -28,61 +55,99 @@ impl SpareBuffers {
         if !self.enabled {
             return None;
         }
-        let pool = match &self.pool {
-            Some(pool) => pool,
-            None => self.pool.insert(pool(slots.buffer_bytes(), exhausted)?),
-        };
-        let filled = slots.fill(pool, BUFFERS_PER_CALL).ok();
+        let filled = slots.fill(self.pool(exhausted)?, BUFFERS_PER_CALL).ok();
         self.in_use = filled.is_some();
         filled
     }
-}
 
-fn pool(buffer_bytes: usize, exhausted: &SlabPool) -> Option<SlabPool> {
-    let class = buffer_bytes.next_multiple_of(slab_core::CHUNK_ALIGN);
-    let builder = SlabPool::builder()
-        .name("spare")
-        .size_classes(SizeClasses::explicit(&[class]).ok()?)
-        .max_memory(SPARE_POOL_BYTES)
-        .zero_on_free(exhausted.zeroes_on_free())
-        .mode(Mode::DepotOnly);
-    match builder.build() {
-        Ok(pool) => Some(pool),
-        Err(error) => {
-            tracing::debug!(%error, "cannot create the pool of spare buffers");
-            None
+    /// The spare buffers beside this pool.
+    fn pool(&self, beside: &SlabPool) -> Option<&'static SlabPool> {
+        let zero = beside.zeroes_on_free();
+        let place = &self.pools[usize::from(zero)];
+        if place.get().is_none() {
+            let builder = SlabPool::builder()
+                .name("spare")
+                .max_memory(SPARE_POOL_BYTES)
+                .zero_on_free(zero)
+                .mode(Mode::DepotOnly);
+            match builder.build() {
+                // If another thread was faster, its pool stays.
+                Ok(pool) => drop(place.set(pool)),
+                Err(error) => tracing::debug!(%error, "cannot create the pool of spare buffers"),
+            }
         }
+        place.get()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use slab_core::{Chunk, SizeClasses};
+
+    /// With pools that no other test uses.
+    fn spare_buffers() -> SpareBuffers {
+        SpareBuffers {
+            pools: Box::leak(Box::default()),
+            ..SpareBuffers::default()
+        }
+    }
+
+    fn fill(spare: &mut SpareBuffers, exhausted: &SlabPool, bytes: usize) -> Option<[Chunk; 2]> {
+        let mut slots = Slots::new(bytes);
+        assert_eq!(spare.fill(&mut slots, exhausted)?, BUFFERS_PER_CALL);
+        assert!(spare.in_use);
+        Some([0, 1].map(|slot| slots.take(slot).unwrap()))
+    }
 
     #[test]
     fn spare_buffers_are_capped_and_only_made_if_enabled() {
         for (bytes, zero) in [(1500, false), (65_536, true)] {
             let exhausted = SlabPool::builder().zero_on_free(zero).build().unwrap();
-            let mut slots = Slots::new(bytes);
-            let mut spare = SpareBuffers::default();
-            assert_eq!(spare.fill(&mut slots, &exhausted), None);
-            spare.enabled = true;
-            assert_eq!(spare.fill(&mut slots, &exhausted), Some(BUFFERS_PER_CALL));
-            let held = [slots.take(0), slots.take(1)];
+            let mut spare = spare_buffers();
+            assert!(fill(&mut spare, &exhausted, bytes).is_none());
+            assert!(spare.pools.iter().all(|pool| pool.get().is_none()));
+            spare.enable(&exhausted, bytes);
+            let held = fill(&mut spare, &exhausted, bytes);
             let mut more = Vec::new();
-            while spare.fill(&mut slots, &exhausted).is_some() {
-                more.push(slots.take(0));
+            while let Some(buffers) = fill(&mut spare, &exhausted, bytes) {
+                more.push(buffers);
                 assert!(
-                    more.len() <= SPARE_POOL_BYTES / bytes,
+                    2 * more.len() <= SPARE_POOL_BYTES / bytes,
                     "more spare buffers than the cap"
                 );
             }
             assert!(!spare.in_use);
             drop((held, more));
-            assert_eq!(spare.fill(&mut slots, &exhausted), Some(BUFFERS_PER_CALL));
-            assert!(spare.in_use);
-            assert!(spare.pool.is_some_and(|pool| pool.zeroes_on_free() == zero));
+            assert!(fill(&mut spare, &exhausted, bytes).is_some());
+            let pool = spare.pool(&exhausted).unwrap();
+            assert_eq!(pool.zeroes_on_free(), zero);
         }
+    }
+
+    /// A process can have 1023 pools.
+    #[test]
+    fn any_number_of_receivers_have_spare_buffers() {
+        let exhausted = SlabPool::builder().build().unwrap();
+        let mut all: Vec<_> = (0..1100).map(|_| SpareBuffers::default()).collect();
+        for spare in &mut all {
+            spare.enable(&exhausted, 65_536);
+            assert!(fill(spare, &exhausted, 65_536).is_some());
+        }
+    }
+
+    /// When they are needed, the system may refuse the process any more memory.
+    #[test]
+    fn memory_of_spare_buffers_is_committed_beforehand() {
+        let exhausted = SlabPool::builder().build().unwrap();
+        let mut spare = spare_buffers();
+        spare.enable(&exhausted, 65_536);
+        let pool = spare.pool(&exhausted).unwrap();
+        let before = pool.stats().committed_bytes;
+        assert!(before >= BUFFERS_PER_CALL * 65_536, "{before}");
+        let held = fill(&mut spare, &exhausted, 65_536);
+        assert!(held.is_some());
+        assert_eq!(pool.stats().committed_bytes, before);
     }
 
     /// Also of those whose contents were copied, and that a call would use again.
