@@ -94,6 +94,66 @@ fn growth_says_how_many_slabs_are_committed_at_a_time() {
     assert_eq!(steps(Growth::Custom(|_| usize::MAX)), [8]);
 }
 
+/// Makes `madvise` fail with this error, for this thread and for good; `false` if the system has no such filters.
+#[cfg(all(
+    target_os = "linux",
+    feature = "std",
+    not(any(miri, slab_asan, slab_tsan))
+))]
+fn fail_madvise(code: i32) -> bool {
+    let step = |code: u32, jf, k| libc::sock_filter {
+        code: code as u16,
+        jt: 0,
+        jf,
+        k,
+    };
+    let answer = libc::BPF_RET | libc::BPF_K;
+    let mut program = [
+        // The number of the call, which comes first.
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
+        step(
+            libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+            1,
+            libc::SYS_madvise as u32,
+        ),
+        step(answer, 0, libc::SECCOMP_RET_ERRNO | code as u32),
+        step(answer, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog {
+        len: program.len() as u16,
+        filter: program.as_mut_ptr(),
+    };
+    let (mode, flags) = (libc::SECCOMP_SET_MODE_FILTER, 0);
+    // SAFETY: takes only numbers.
+    let is_permitted = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } == 0;
+    // SAFETY: the program has the length that is passed, and the kernel copies it.
+    is_permitted
+        && unsafe { libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program) } == 0
+}
+
+/// As in a kernel that was built without it, and in a sandbox.
+#[test]
+#[cfg(all(
+    target_os = "linux",
+    feature = "std",
+    not(any(miri, slab_asan, slab_tsan))
+))]
+fn a_prefaulted_pool_is_built_where_the_system_takes_no_advice() {
+    use std::io::Write;
+    let build = |code| {
+        if !fail_madvise(code) {
+            let _ = writeln!(std::io::stderr(), "skipped: no filter of system calls");
+            return;
+        }
+        let pool = builder().backing(Backing::Prefault).build().unwrap();
+        assert_eq!(pool.resident_bytes(), Some(pool.max_memory()));
+    };
+    for code in [libc::ENOSYS, libc::EPERM] {
+        // The filter is the thread's.
+        std::thread::scope(|scope| scope.spawn(|| build(code)).join().unwrap());
+    }
+}
+
 #[test]
 fn a_prefaulted_pool_has_all_its_memory_from_the_start() {
     let pool = builder().backing(Backing::Prefault).build().unwrap();

@@ -7,6 +7,7 @@ use arrayvec::ArrayVec;
 use core::ffi::c_void;
 use core::ops::Range;
 use core::ptr::{NonNull, null_mut};
+use rustix::io::Errno;
 #[cfg(target_os = "linux")]
 use rustix::mm::{Advice, madvise};
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mlock, mmap_anonymous, mprotect, munmap};
@@ -62,7 +63,7 @@ impl Region {
                 MapFlags::PRIVATE | MapFlags::NORESERVE,
             )
         }
-        .map_err(rustix::io::Errno::raw_os_error)?;
+        .map_err(Errno::raw_os_error)?;
         let base = NonNull::new(base.cast::<u8>()).expect("mmap gives no null without MAP_FIXED");
         Ok(Self { base, bytes })
     }
@@ -79,7 +80,7 @@ impl Region {
         let at = self.part(offset, bytes);
         // SAFETY: the part lies in this mapping, and read-write takes nothing from anyone.
         unsafe { mprotect(at, bytes, MprotectFlags::READ | MprotectFlags::WRITE) }
-            .map_err(rustix::io::Errno::raw_os_error)
+            .map_err(Errno::raw_os_error)
     }
 
     /// Gives the memory behind committed parts, at most [`RELEASE_MAX`], back to the system. They stay
@@ -162,15 +163,15 @@ impl Region {
         super::fault_injection::check()?;
         if lock {
             // SAFETY: locking the pages of our own mapping changes nothing about their contents.
-            return unsafe { mlock(at, bytes) }.map_err(rustix::io::Errno::raw_os_error);
+            return unsafe { mlock(at, bytes) }.map_err(Errno::raw_os_error);
         }
         // In two thirds of the time that touching takes; and what the system refuses is an error.
         #[cfg(target_os = "linux")]
         // SAFETY: the part is committed; the advice changes nothing about its contents.
         match unsafe { madvise(at, bytes, Advice::LinuxPopulateWrite) } {
-            // Linux is older than 5.14.
-            Err(rustix::io::Errno::INVAL) => {}
-            done => return done.map_err(rustix::io::Errno::raw_os_error),
+            // Linux is older than 5.14; or was built without advice, or is told by a filter to take none (seccomp).
+            Err(Errno::INVAL | Errno::NOSYS | Errno::PERM) => {}
+            done => return done.map_err(Errno::raw_os_error),
         }
         for offset in (offset..offset + bytes).step_by(PAGE) {
             let at = self.part(offset, 1).cast::<u8>();
