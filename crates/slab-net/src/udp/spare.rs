@@ -6,8 +6,7 @@ use std::sync::OnceLock;
 
 /// The number of buffers that a system call gets while the pool is exhausted.
 const BUFFERS_PER_CALL: usize = 2;
-/// Enough for 32 receivers at a time, each on a thread of its own. It is address space; only the buffers in use are ever
-/// touched.
+/// Enough for 32 receivers that read at the same time. It is address space; only the buffers in use are ever touched.
 const SPARE_POOL_BYTES: usize = 4 << 20;
 
 /// Two pools of spare buffers: the second zeroes what is freed.
@@ -16,8 +15,8 @@ type SparePools = [OnceLock<SlabPool>; 2];
 /// Those of the process. Not one for each receiver: there may be more of these than a process can have pools.
 static SPARE_POOLS: SparePools = [const { OnceLock::new() }; 2];
 
-/// A few buffers beside the pool. For consumers that process received datagrams at once, which may free memory, and keep
-/// none of them.
+/// A few buffers beside the pool. For consumers that process received datagrams at once, which may free memory, and
+/// keep none of them.
 #[derive(Debug)]
 pub(super) struct SpareBuffers {
     pools: &'static SparePools,
@@ -38,8 +37,8 @@ impl Default for SpareBuffers {
 }
 
 impl SpareBuffers {
-    /// Requests spare buffers beside this pool. Some memory for them is committed now: they may be needed because the system
-    /// refuses more.
+    /// Requests spare buffers beside this pool. Memory for them is committed now: when they are needed, the system may
+    /// refuse any more.
     pub(super) fn enable(&mut self, pool: &SlabPool, buffer_bytes: usize) {
         self.enabled = true;
         drop(
@@ -83,7 +82,7 @@ impl SpareBuffers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use slab_core::{Chunk, SizeClasses};
+    use slab_core::Chunk;
 
     /// With pools that no other test uses.
     fn spare_buffers() -> SpareBuffers {
@@ -158,7 +157,7 @@ mod tests {
         use crate::packet::PacketPool;
 
         let pool = PacketPool::builder()
-            .size_classes(SizeClasses::explicit(&[128, 2048]).unwrap())
+            .size_classes(slab_core::SizeClasses::explicit(&[128, 2048]).unwrap())
             .max_memory(1 << 20)
             .build()
             .unwrap();
