@@ -95,6 +95,40 @@ fn two_ends_that_close_at_once_need_only_one_of_their_notices() {
     }
 }
 
+/// As both ends of a connection do in HTTP: each shuts its stream down, and drops it.
+#[test]
+fn two_ends_that_finish_and_close_at_once_need_no_second_answer() {
+    for delay in 0..=2 * ONE_WAY.as_millis() as u32 {
+        let mut line = Line::new();
+        let now = line.now;
+        line.ends[0].finish(now);
+        line.run(STEP * delay, |_| {});
+        let now = line.now;
+        line.ends[0].close(now);
+        for _ in 0..100 {
+            for (end, to_it) in line.ends.iter().zip(&mut line.in_transit) {
+                if end.ended().is_some() {
+                    to_it.clear();
+                }
+            }
+            let has_read_all = line.ends[1].is_read_closed();
+            let now = line.now;
+            if has_read_all {
+                line.ends[1].finish(now);
+            }
+            // The mark of the end is under way before the end closes.
+            line.run(STEP, |_| {});
+            let now = line.now;
+            if has_read_all {
+                line.ends[1].close(now);
+            }
+        }
+        let [client, server] = line.ends.each_ref().map(Session::ended);
+        assert_eq!(client, Some(CloseReason::Closed), "{delay} ms");
+        assert!(server.is_some(), "{delay} ms");
+    }
+}
+
 /// The network may repeat a notice, and so does its sender if the answer takes long.
 #[test]
 fn ends_that_have_ended_do_not_answer_each_other_for_ever() {

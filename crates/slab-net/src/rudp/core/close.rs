@@ -466,7 +466,8 @@ impl Session {
     pub(super) fn on_not_receiving(&mut self) {
         match self.phase {
             Phase::Lingering { .. } => {
-                self.send_not_receiving = true;
+                // The peer may have delivered everything by now, and wait for an answer.
+                self.send_close_notice = true;
                 self.end(CloseReason::ClosedByPeer);
             }
             Phase::Open => self.stop_sending(),
