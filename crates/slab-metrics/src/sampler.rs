@@ -30,22 +30,21 @@ const MAX_VALUES: u64 = 1 << 20;
 /// from the second sample on, a sample allocates nothing except what the recorder needs for new waits and
 /// round trips, and a list of the sessions of each RUDP endpoint.
 ///
-/// Counters are set to totals by `absolute`, which never goes back; gauges are set to current values.
-/// Counters of the facade are whole numbers, so counters of seconds count whole seconds. A histogram is
-/// fed what was counted since the last sample, each value at the upper bound of its bucket. If the
-/// recorder has the bounds [`WAIT_SECONDS_BOUNDS`](crate::WAIT_SECONDS_BOUNDS) for
+/// Counters are incremented by what was counted since the last sample, as recorders of statsd ignore `absolute`;
+/// gauges are set to current values. Counters of the facade are whole numbers, so counters of seconds count whole
+/// seconds. A histogram is fed what was counted since the last sample, each value at the upper bound of its bucket. If
+/// the recorder has the bounds [`WAIT_SECONDS_BOUNDS`](crate::WAIT_SECONDS_BOUNDS) for
 /// `slab_pool_wait_seconds` and `RTT_SECONDS_BOUNDS` (feature `net`) for `slab_rudp_rtt_seconds`, the
 /// buckets are exact; the sum is an upper bound unless values lie above the last bound. Of more than a million new values,
 /// as a source may have that was in use for days before its first sample, a sample records a million, from all buckets
 /// alike, and leaves the rest to the next ones. A recorder needs one sampler for as long as it lives: another one would
-/// record into histograms what the first has recorded.
+/// count and record again what the first has counted and recorded.
 ///
 /// The facade cannot remove a series: when a source is unregistered, its gauges go to 0 and its counters
 /// stand still. If a source is registered under the same name again, its counters and histograms go on
 /// from there; if it has counted less in any of them, it is taken for a new source and all its counts are
-/// added. The sampler forgets an ended source once sources have ended [`MAX_SOURCES`] times since; one of its name
-/// then counts from 0 on, and where the recorder still has the series, a counter stands still until it is beyond.
-/// [`forgotten_series`](Self::forgotten_series) says how many.
+/// added. The sampler forgets an ended source once sources have ended [`MAX_SOURCES`] times since; all counts of one of
+/// its name are then added. [`forgotten_series`](Self::forgotten_series) says how many.
 /// A recorder with an idle timeout (`PrometheusBuilder::idle_timeout`, longer than the time between
 /// two samples) drops series later; a histogram dropped while nobody waits reappears, from 0, with the next
 /// wait.
@@ -320,8 +319,9 @@ impl Handle {
                 last,
                 ..
             } => {
+                let count = |last| (*ended_total + last) / *divisor;
+                counter.increment(count(values[0]) - count(*last));
                 *last = values[0];
-                counter.absolute((*ended_total + *last) / *divisor);
                 &values[1..]
             }
             Self::Gauge(gauge) => {
@@ -392,10 +392,11 @@ mod tests {
     use crate::names::RUDP_MEMORY_BLOCKED_SECONDS_TOTAL;
     use crate::names::{HTTP_ENDED_CONNECTIONS_TOTAL, HTTP_REQUESTS_TOTAL, POOL_WAIT_SECONDS};
     use crate::series::{Describe, Source};
-    use metrics::{Histogram, HistogramFn, KeyName, NoopRecorder, SharedString, Unit};
+    use metrics::{CounterFn, Histogram, HistogramFn, KeyName, NoopRecorder, SharedString, Unit};
     use metrics_exporter_prometheus::PrometheusBuilder;
     use std::collections::BTreeMap;
     use std::sync::Mutex;
+    use std::sync::atomic::{AtomicU64, Ordering};
 
     /// Has counted so many requests, and as many ends of connections.
     struct Counted(String, u64);
@@ -462,9 +463,18 @@ mod tests {
         );
     }
 
-    /// How often each value was recorded, in nanoseconds, whatever the histogram.
+    /// How often each value was recorded, in nanoseconds, whatever the histogram; and the sum of all counters.
     #[derive(Default)]
-    struct Recorded(Mutex<BTreeMap<u64, u64>>);
+    struct Recorded(Mutex<BTreeMap<u64, u64>>, AtomicU64);
+
+    /// As in `metrics-exporter-statsd`: there, a server adds up what it is sent.
+    impl CounterFn for Recorded {
+        fn increment(&self, value: u64) {
+            self.1.fetch_add(value, Ordering::Relaxed);
+        }
+
+        fn absolute(&self, _: u64) {}
+    }
 
     impl HistogramFn for Recorded {
         fn record(&self, seconds: f64) {
@@ -477,7 +487,7 @@ mod tests {
         }
     }
 
-    /// All histograms are this one.
+    /// All histograms and counters are this one.
     struct ToOne(Arc<Recorded>);
 
     impl Recorder for ToOne {
@@ -485,7 +495,7 @@ mod tests {
         fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
         fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
         fn register_counter(&self, _: &Key, _: &Metadata<'_>) -> Counter {
-            Counter::noop()
+            Counter::from_arc(Arc::clone(&self.0))
         }
         fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
             Gauge::noop()
@@ -521,6 +531,24 @@ mod tests {
         let samples = [(); 5].map(|()| sample());
         assert_eq!(samples[4], [3 << 20, 1 << 20, 1]);
         assert!(samples[1] < samples[4], "{samples:?}");
+    }
+
+    #[test]
+    fn a_recorder_that_knows_no_totals_gets_the_counts() {
+        let recorded = Arc::<Recorded>::default();
+        let collector = Collector::new();
+        let mut sampler = Sampler::new(collector.clone(), ToOne(Arc::clone(&recorded)));
+        let kind = SourceKind::Server;
+        // The one that has counted less is a new one; each has two series.
+        for (count, sum) in [(7, 2 * 7), (9, 2 * 9), (2, 2 * (9 + 2))] {
+            let source = Counted("a".into(), count);
+            collector.register(kind, "a", Arc::new(source)).unwrap();
+            for _ in 0..2 {
+                sampler.sample();
+                assert_eq!(recorded.1.load(Ordering::Relaxed), sum);
+            }
+            assert!(collector.remove(kind, "a"));
+        }
     }
 
     #[test]
