@@ -268,7 +268,7 @@ impl Depot {
         }
     }
 
-    /// Returns the lane for one more cache beside those in `taken`: one with the fewest. Under the registry's lock.
+    /// Returns the lane for one more cache beside those in `taken`: one with the fewest. Under the mutex of the slab layer.
     pub(crate) fn open_lane(&self, taken: impl Iterator<Item = u8>) -> u8 {
         let mut caches = [0_u32; LANES];
         for lane in taken {

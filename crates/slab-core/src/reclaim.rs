@@ -13,8 +13,8 @@
 //! - [`trim`](Inner::trim): a sweep, after which unused slabs and the whole pages among the stored
 //!   chunks go back to the system, in pieces: threads that wait for the mutex get it in between.
 //!
-//! Meanwhile an allocation that finds the depot empty waits for the mutex, and a free goes to the open
-//! batch. Nothing else stops.
+//! Meanwhile an allocation that finds the depot empty waits for the mutex, as does a thread that uses the pool for the
+//! first time, and a free goes to the open batch. Nothing else stops.
 //!
 //! An allocation comes here at the cap, and also if the system refuses a slab below it: memory that is
 //! free in the pool needs nothing from the system.
@@ -39,10 +39,11 @@ use crate::wait::Waiters;
 use arrayvec::ArrayVec;
 use core::ops::Range;
 
-/// The slab table and the waiters for memory, under one mutex.
+/// The slab table, the threads' caches and the waiters for memory, under one mutex.
 #[derive(Debug)]
 pub(crate) struct SlabLayer {
     pub(crate) slabs: Slabs,
+    pub(crate) registry: Registry,
     pub(crate) waiters: Waiters,
 }
 
@@ -50,6 +51,7 @@ impl SlabLayer {
     pub(crate) fn new(slabs: Slabs) -> Self {
         Self {
             slabs,
+            registry: Registry::new(),
             waiters: Waiters::new(),
         }
     }
@@ -102,8 +104,8 @@ impl Inner {
     }
 
     /// Moves the class's chunks from all magazines to the depot; `false` if there were none.
-    fn raid(&self, _slabs_locked: &mut MutexGuard<'_, SlabLayer>, class: u8) -> bool {
-        let registry = self.registry.lock();
+    fn raid(&self, layer: &mut MutexGuard<'_, SlabLayer>, class: u8) -> bool {
+        let registry = &layer.registry;
         // What an owner has in its hand is waited for: most of a batch that it has just taken, for one chunk.
         if registry
             .iter()
@@ -112,8 +114,9 @@ impl Inner {
             return false;
         }
         let mut found = false;
-        shut_magazines(&registry, &[class]);
-        drain_magazines(&registry, &[class], |class, units| {
+        let _gates = self.gates.lock();
+        shut_magazines(registry, &[class]);
+        drain_magazines(registry, &[class], |class, units| {
             self.depot.put(class, units);
             found = true;
         });
@@ -137,18 +140,21 @@ impl Inner {
         classes: &[u8],
         collected: &mut Collected,
     ) {
-        let before = layer.slabs.in_classes();
-        let mut store = |class, units: &[u32]| layer.slabs.store(&self.arena, class, units);
+        let SlabLayer {
+            slabs, registry, ..
+        } = layer;
+        let before = slabs.in_classes();
+        let mut store = |class, units: &[u32]| slabs.store(&self.arena, class, units);
         let mut stacks = ArrayVec::<_, MAX_CLASSES>::new();
         {
             // All magazines at once, and shut only for as long as it takes to empty them.
-            let registry = self.registry.lock();
-            shut_magazines(&registry, classes);
+            let _gates = self.gates.lock();
+            shut_magazines(registry, classes);
             // Before any is open again: its owner would take a whole batch for one chunk, behind this sweep's back.
             for &class in classes {
                 stacks.push(self.depot.detach(class, |units| store(class, units)));
             }
-            drain_magazines(&registry, classes, &mut store);
+            drain_magazines(registry, classes, &mut store);
         }
         for (&class, detached) in classes.iter().zip(stacks) {
             self.depot
@@ -157,7 +163,7 @@ impl Inner {
             let shut = self.under_pressure.load(Ordering::Relaxed);
             self.take_singles(class, shut, |unit| store(class, &[unit]));
         }
-        collected.swept = Some(before - layer.slabs.in_classes());
+        collected.swept = Some(before - slabs.in_classes());
     }
 
     pub(crate) fn all_classes(&self) -> Range<u8> {
@@ -193,13 +199,12 @@ impl Inner {
     /// A slab becomes whole only if as many chunks of its class are free outside as it lacks, and counting
     /// those disturbs nobody.
     fn is_sweep_worth_while(&self, layer: &mut SlabLayer, class: u8) -> bool {
-        let registry = self.registry.lock();
         self.all_classes().any(|other| {
             // To ask each thread's magazines takes time.
             if layer.slabs.class(other).out() == 0 {
                 return false;
             }
-            let free = self.free_outside_slabs(&registry, other);
+            let free = self.free_outside_slabs(&layer.registry, other);
             free > 0 && (other == class || layer.slabs.could_be_whole(other, free))
         })
     }
@@ -248,8 +253,8 @@ pub(crate) enum Reclaimed {
     Fresh(Carved),
 }
 
-/// Keeps the owners of some classes' magazines outside, until these are [drained](drain_magazines). The
-/// registry's lock keeps caches from being attached, detached and flushed meanwhile.
+/// Keeps the owners of some classes' magazines outside, until these are [drained](drain_magazines). The lock of the gates
+/// keeps caches from being flushed meanwhile, that of the slab layer from being attached and detached.
 fn shut_magazines(registry: &Registry, classes: &[u8]) {
     for (_, magazine) in magazines_of(registry, classes) {
         magazine.shut();

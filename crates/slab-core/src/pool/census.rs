@@ -73,10 +73,9 @@ impl Inner {
     #[cfg(all(test, not(any(loom, miri))))]
     pub(crate) fn assert_exact(&self, in_use: &[u64]) {
         let layer = self.slabs.lock();
-        let registry = self.registry.lock();
         assert_eq!(in_use.len(), self.classes.count());
         for (class, &in_use) in (0..).zip(in_use) {
-            let tally = self.tally(&registry, class, self.count_singles(class));
+            let tally = self.tally(&layer.registry, class, self.count_singles(class));
             let in_depot = self.depot.chunks(class) + tally.singles;
             let out = layer.slabs.class(class).out();
             assert_eq!(
@@ -139,12 +138,11 @@ impl Inner {
 
     pub(crate) fn update_in_use_peak(&self, class: u8) {
         let mut layer = self.slabs.lock();
-        let registry = self.registry.lock();
-        layer.slabs.set_threads(registry.len());
-        let tally = self.tally(&registry, class, self.count_singles(class));
-        drop(registry);
+        let layer = &mut *layer;
+        layer.slabs.set_threads(layer.registry.len());
+        let tally = self.tally(&layer.registry, class, self.count_singles(class));
         let counts = self.count_chunks(layer.slabs.class(class), class, &tally);
-        self.raise_in_use_peak(&layer, class, counts.in_use);
+        self.raise_in_use_peak(layer, class, counts.in_use);
     }
 
     pub(crate) fn stats(&self) -> PoolStats {
@@ -181,10 +179,9 @@ impl Inner {
             },
         });
         let layer = self.slabs.lock();
-        let registry = self.registry.lock();
         stats.committed_bytes = layer.slabs.committed() * self.arena.slab_bytes();
         stats.commit_failures = layer.slabs.commit_failures;
-        stats.thread_caches = registry.len();
+        stats.thread_caches = layer.registry.len();
         let count = self.classes.count();
         let rows = stats.classes.as_mut_ptr().cast::<MaybeUninit<ClassStats>>();
         // SAFETY: there are at most as many classes as it has room for.
@@ -192,11 +189,11 @@ impl Inner {
         // Asked once: to ask for each class takes a twentieth of a snapshot (measured on a Zen 4).
         if self.has_magazines() {
             for (class, row) in (0..).zip(rows) {
-                self.write_class_stats::<true>(row, &layer, &registry, class);
+                self.write_class_stats::<true>(row, &layer, class);
             }
         } else {
             for (class, row) in (0..).zip(rows) {
-                self.write_class_stats::<false>(row, &layer, &registry, class);
+                self.write_class_stats::<false>(row, &layer, class);
             }
         }
         // SAFETY: as many were written.
@@ -208,7 +205,6 @@ impl Inner {
         &self,
         to: &mut MaybeUninit<ClassStats>,
         layer: &SlabLayer,
-        registry: &Registry,
         class: u8,
     ) {
         let geometry = self.classes.geometry(class);
@@ -221,7 +217,7 @@ impl Inner {
         };
         // Only computed when it is written, as above: known from here on, it makes a snapshot take 4 % longer.
         let committed = || owned.slabs * u64::from(geometry.chunks_per_slab);
-        let tally = self.tally(registry, class, singles);
+        let tally = self.tally(&layer.registry, class, singles);
         let counts = self.count_chunks(owned, class, &tally);
         // Without magazines each one was counted where it was served. Derived, one whose free is under way
         // would be taken for two, the second from a magazine.

@@ -20,7 +20,7 @@ use crate::sync::{Mutex, MutexGuard, Ordering, barrier_is_asymmetric, heavy_barr
 use crate::thread_cache::guard::SHUT;
 use crate::thread_cache::local;
 use crate::thread_cache::magazine::Magazine;
-use crate::thread_cache::registry::{Registry, magazines};
+use crate::thread_cache::registry::magazines;
 use alloc::vec::Vec;
 use core::cell::RefCell;
 use core::ptr::NonNull;
@@ -124,24 +124,24 @@ struct PausedPool {
     #[cfg(feature = "leak-tracking")]
     _tracked: Option<MutexGuard<'static, BTreeMap<u32, Record>>>,
     open: Vec<MutexGuard<'static, Open>>,
-    registry: MutexGuard<'static, Registry>,
-    slabs: MutexGuard<'static, SlabLayer>,
+    _gates: MutexGuard<'static, ()>,
+    layer: MutexGuard<'static, SlabLayer>,
     pool: &'static Inner,
 }
 
 impl PausedPool {
     fn new(pool: &'static Inner) -> Self {
-        let slabs = pool.slabs.lock();
-        let registry = pool.registry.lock();
-        magazines(&registry).for_each(Magazine::shut);
+        let layer = pool.slabs.lock();
+        let gates = pool.gates.lock();
+        magazines(&layer.registry).for_each(Magazine::shut);
         heavy_barrier();
-        magazines(&registry).for_each(|magazine| magazine.guard.wait_idle());
+        magazines(&layer.registry).for_each(|magazine| magazine.guard.wait_idle());
         Self {
             #[cfg(feature = "leak-tracking")]
             _tracked: pool.tracker.as_ref().map(|tracker| tracker.live.lock()),
             open: pool.depot.open.iter().map(Mutex::lock).collect(),
-            registry,
-            slabs,
+            _gates: gates,
+            layer,
             pool,
         }
     }
@@ -149,13 +149,16 @@ impl PausedPool {
     /// For the child, which has no other thread that could be inside: an owner that had announced itself
     /// was refused, and has changed nothing.
     fn back_out_all(&self) {
-        magazines(&self.registry).for_each(|magazine| magazine.guard.back_out());
+        magazines(&self.layer.registry).for_each(|magazine| magazine.guard.back_out());
     }
 
     /// For the child: what lies in the caches of threads that it does not have goes to the depot, as if they had
     /// ended. (A closed pool has none.)
     fn detach_others(&mut self) {
-        self.registry.retain(|cache| {
+        let SlabLayer {
+            slabs, registry, ..
+        } = &mut *self.layer;
+        registry.retain(|cache| {
             if !local::is_known_to_be_anothers(cache) {
                 return true;
             }
@@ -171,14 +174,14 @@ impl PausedPool {
             self.pool.take_over_counters(cache);
             false
         });
-        self.slabs.slabs.set_threads(self.registry.len());
+        slabs.set_threads(registry.len());
         self.pool.no_cache_left.store(false, Ordering::Relaxed);
     }
 }
 
 impl Drop for PausedPool {
     fn drop(&mut self) {
-        magazines(&self.registry).for_each(|magazine| magazine.guard.lower(SHUT));
+        magazines(&self.layer.registry).for_each(|magazine| magazine.guard.lower(SHUT));
     }
 }
 
@@ -194,7 +197,7 @@ mod tests {
         let inner = NonNull::from(pool.inner());
         // SAFETY: the pool outlives `paused`.
         let paused = PausedPool::new(unsafe { inner.as_ref() });
-        let cache = paused.registry[0].clone();
+        let cache = paused.layer.registry[0].clone();
         let guard = &cache.magazine(0).guard;
         // As its owner does before it looks at the gate.
         guard.enter_to_put();
@@ -212,7 +215,7 @@ mod tests {
         use core::sync::atomic::{AtomicBool, Ordering};
         let pool = SlabPool::builder().max_memory(1 << 20).build().unwrap();
         drop(pool.try_alloc(64).unwrap());
-        let cache = pool.inner().registry.lock()[0].clone();
+        let cache = pool.inner().slabs.lock().registry[0].clone();
         let guard = &cache.magazine(0).guard;
         let (left, is_paused) = (AtomicBool::new(false), AtomicBool::new(false));
         assert!(guard.enter_slow());

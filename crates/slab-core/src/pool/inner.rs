@@ -11,7 +11,7 @@
 //! there are too many threads) uses the class's open batch instead.
 //!
 //! # Order of locks
-//! `slabs`, then `registry`, then waiting for a guard, then a class's open batch. Inside a guard an
+//! `slabs`, then `gates`, then waiting for a guard, then a class's open batch. Inside a guard an
 //! owner touches only open batches and lock-free stacks, so it never waits for a thread that waits for
 //! a guard.
 //!
@@ -46,10 +46,9 @@ use crate::sync::{
 use crate::sys::asan;
 use crate::thread_cache::guard::CLOSED;
 use crate::thread_cache::magazine::Tally;
-use crate::thread_cache::registry::{Registry, magazines};
+use crate::thread_cache::registry::magazines;
 use alloc::boxed::Box;
 use alloc::sync::{Arc, Weak};
-use alloc::vec::Vec;
 use core::ptr::NonNull;
 
 /// The most threads that have magazines in one pool at the same time; further ones work without.
@@ -109,8 +108,8 @@ pub(crate) struct Uncached {
 }
 
 impl Uncached {
-    /// Adds the counters of an empty magazine that is about to go. Under the registry's lock, as every look at
-    /// both.
+    /// Adds the counters of an empty magazine that is about to go. Under the mutex of the slab layer, as every look
+    /// at both.
     pub(crate) fn take_over(&self, ended: &Tally) {
         debug_assert_eq!(ended.cached, 0);
         for (counter, more) in [
@@ -145,11 +144,12 @@ pub(crate) struct Inner {
     /// Episodes in which the system refuses slabs.
     pub(crate) commit_refusals: Episode,
     pub(crate) slabs: HandoffMutex<SlabLayer>,
-    pub(crate) registry: Mutex<Registry>,
+    /// Whoever changes a gate holds this, and an owner that acknowledges what a taker left or flushes its magazines: it
+    /// need not wait for a whole sweep.
+    pub(crate) gates: Mutex<()>,
     pub(crate) closed: AtomicBool,
     /// Somebody waits for memory: what becomes free goes to its slab at once (see `wait`). Set under the
-    /// mutex of the slab layer, before that of the registry is taken to raise the gates, and so before the
-    /// depot is emptied; cleared under both.
+    /// mutex of the slab layer, before the gates are raised, and so before the depot is emptied; cleared under it, too.
     pub(crate) under_pressure: AtomicBool,
     /// Chunks in callers' hands, once the pool is closed.
     pub(crate) live: AtomicI64,
@@ -157,7 +157,7 @@ pub(crate) struct Inner {
     pub(crate) name: Box<str>,
     pub(crate) max_thread_caches: usize,
     /// There are as many caches as allowed, and each has a thread. So further threads do not search all of them
-    /// under the registry's lock at each allocation and free. Changes under that lock. A plain atomic: a thread
+    /// under the mutex at each allocation and free. Changes under that mutex. A plain atomic: a thread
     /// that sees an old value searches in vain, or goes without a cache once more, so models need not see it.
     pub(crate) no_cache_left: core::sync::atomic::AtomicBool,
     pub(crate) oversize: Arc<Oversize>,
@@ -282,7 +282,7 @@ impl Inner {
             commit_refusals: Episode::default(),
             slabs: HandoffMutex::new(SlabLayer::new(slabs)),
             arena: slot.take().expect(FULL),
-            registry: Mutex::new(Vec::new()),
+            gates: Mutex::new(()),
             closed: AtomicBool::new(false),
             under_pressure: AtomicBool::new(false),
             live: AtomicI64::new(0),
@@ -454,15 +454,15 @@ impl Inner {
 
     /// Closes all magazines for ever; returns how many chunks are in callers' hands.
     fn shut_out_and_count(&self) -> i64 {
-        let layer = self.slabs.lock();
-        let mut registry = self.registry.lock();
+        let mut layer = self.slabs.lock();
+        let gates = self.gates.lock();
         self.closed.store(true, Ordering::Relaxed);
-        magazines(&registry).for_each(|magazine| magazine.guard.raise(CLOSED));
+        magazines(&layer.registry).for_each(|magazine| magazine.guard.raise(CLOSED));
         heavy_barrier();
         let mut live = 0;
         for class in 0..self.classes.count() as u8 {
             let mut tally = Tally::default();
-            for cache in registry.iter() {
+            for cache in &layer.registry {
                 let magazine = cache.magazine(class);
                 magazine.guard.wait_idle();
                 magazine.add_to(&mut tally);
@@ -475,8 +475,8 @@ impl Inner {
             live += layer.slabs.class(class).out() - in_depot - singles - tally.cached;
         }
         // A chunk that is never freed keeps the pool, but not the racks of threads.
-        let caches = core::mem::take(&mut *registry);
-        drop((registry, layer));
+        let caches = core::mem::take(&mut layer.registry);
+        drop((gates, layer));
         drop(caches);
         live as i64
     }

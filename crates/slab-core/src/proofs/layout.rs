@@ -32,7 +32,7 @@ fn false_sharing_of_read_and_written_fields() {
         offset_of!(Inner, uncached),
         offset_of!(Inner, too_large),
         offset_of!(Inner, slabs),
-        offset_of!(Inner, registry),
+        offset_of!(Inner, gates),
         offset_of!(Inner, closed),
         offset_of!(Inner, under_pressure),
         offset_of!(Inner, live),

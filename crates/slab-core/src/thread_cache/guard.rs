@@ -43,7 +43,7 @@ use crate::sync::{
     light_barrier,
 };
 
-/// Somebody is about to take the contents; temporary, under the registry's lock.
+/// Somebody is about to take the contents; temporary, under the lock of the gates.
 pub(crate) const SHUT: u32 = 1 << 8;
 /// The contents are gone; the owner has not noticed yet.
 pub(crate) const TAKEN: u32 = 1 << 9;
@@ -251,7 +251,7 @@ impl Guard {
         self.intent.store(OUTSIDE, Ordering::Release);
     }
 
-    /// Shuts the gate for a reason. Under the registry's lock, as all changes of a gate.
+    /// Shuts the gate for a reason. Under the lock of the gates, as all changes of one.
     ///
     /// The owner is kept out only after a `heavy_barrier` (one for all guards shut before it) and then
     /// [`wait_idle`](Self::wait_idle) on each guard.
@@ -259,14 +259,15 @@ impl Guard {
         self.set_gate(self.gate.load(Ordering::Relaxed) | reason);
     }
 
-    /// Takes a reason back. Needs no order: the owner finds everything as it left it, whatever happened.
+    /// Takes a reason back. The owner needs no order for that: it finds everything as it left it, whatever happened.
     pub(crate) fn lower(&self, reason: u32) {
         self.set_gate(self.gate.load(Ordering::Relaxed) & !reason);
     }
 
     fn set_gate(&self, gate: u32) {
         let ceiling = if gate == 0 { self.capacity() } else { 0 };
-        self.gate.store(gate, Ordering::Relaxed);
+        // Release: who no longer finds it `TAKEN` sees the length that the owner set before.
+        self.gate.store(gate, Ordering::Release);
         self.ceiling.store(ceiling as u16, Ordering::Relaxed);
     }
 
@@ -279,7 +280,7 @@ impl Guard {
 
     /// Is the gate shut for this reason?
     pub(crate) fn is_raised(&self, reason: u32) -> bool {
-        self.gate.load(Ordering::Relaxed) & reason != 0
+        self.gate.load(Ordering::Acquire) & reason != 0
     }
 
     /// Waits until the owner is outside; it cannot come back in while the gate is shut, so from then on

@@ -262,19 +262,19 @@ mod tests {
         let last = Arc::try_unwrap(handle).unwrap();
         let other = SlabPool::builder().max_memory(1 << 20).build().unwrap();
         drop(other.try_alloc(1).unwrap());
-        let cache = Arc::clone(&last.inner().registry.lock()[0]);
+        let cache = Arc::clone(&last.inner().slabs.lock().registry[0]);
         // Or the thread's look into its rack would find its magazine.
         cache.magazine(0).guard.raise(SHUT);
         let [first, second] = chunks;
         drop(first);
         cache.magazine(0).guard.lower(SHUT);
-        assert_eq!(last.inner().registry.lock().len(), 1);
+        assert_eq!(last.inner().slabs.lock().registry.len(), 1);
         let inner = last.as_ptr();
         drop(last);
         // SAFETY: the pool lives as long as its chunk.
         let inner = unsafe { inner.as_ref() };
         assert_eq!(
-            inner.registry.lock().len(),
+            inner.slabs.lock().registry.len(),
             0,
             "a closed pool keeps no rack"
         );

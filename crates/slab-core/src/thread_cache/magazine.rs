@@ -30,7 +30,8 @@ fn bump(counter: &AtomicU64, by: u64) {
         return;
     }
     let sum = counter.load(Ordering::Relaxed).wrapping_add(by);
-    counter.store(sum, Ordering::Relaxed);
+    // Release: for `add_to`, which reads while the owner goes on.
+    counter.store(sum, Ordering::Release);
 }
 
 /// One class's stock and its counters; the words of the fast path share its first cache line.
@@ -117,8 +118,7 @@ impl Magazine {
         unsafe { self.slots.get_unchecked(index) }
     }
 
-    /// Chunks inside; only a hint for a thread that is not the owner and does not hold the registry's
-    /// lock.
+    /// Chunks inside; only a hint for a thread that is not the owner and does not hold the lock of the gates.
     pub(crate) fn len(&self) -> usize {
         if self.guard.is_raised(TAKEN) {
             0
@@ -247,8 +247,8 @@ impl Magazine {
         let len = self.raw_len();
         let fit = units.len().min(self.guard.capacity() - len);
         self.write(len, &units[..fit]);
-        self.guard.set_len(len + fit);
         bump(&self.refilled, fit as u64);
+        self.guard.set_len(len + fit);
         fit
     }
 
@@ -274,7 +274,7 @@ impl Magazine {
         unsafe { move_to_front(&self.slots[..len], taken) };
     }
 
-    /// First step of a taker, with the registry's lock: shuts the magazine. Then comes one
+    /// First step of a taker, with the lock of the gates: shuts the magazine. Then comes one
     /// `heavy_barrier` for all that were shut, then [`wait_idle`](Guard::wait_idle) on each guard.
     pub(crate) fn shut(&self) {
         self.guard.raise(SHUT);
@@ -303,22 +303,27 @@ impl Magazine {
         self.guard.is_raised(TAKEN)
     }
 
-    /// The owner, with the registry's lock, writes down that the contents are gone.
+    /// The owner, with the lock of the gates, writes down that the contents are gone.
     pub(crate) fn acknowledge(&self) {
         if self.was_taken() {
-            bump(&self.flushed, self.raw_len() as u64);
+            let len = self.raw_len();
+            // In this order: see `add_to`.
             self.guard.set_len(0);
+            bump(&self.flushed, len as u64);
             self.guard.lower(TAKEN);
         }
     }
 
-    /// Adds this magazine's counters to `tally`.
+    /// Adds this magazine's counters to `tally`. Its owner goes on meanwhile, but no taker may come.
     pub(crate) fn add_to(&self, tally: &mut Tally) {
+        // In this order, so that chunks that move are not counted twice: the owner sets the length before it counts them as
+        // flushed and before it takes back that all was taken, and after it counts them as refilled.
+        let was_taken = self.was_taken();
+        let flushed = self.flushed.load(Ordering::Acquire);
         let (frees, len) = self.guard.puts_and_len();
         let len = len as u64;
         tally.frees += frees;
         // Chunks that went out beyond those that came in were freed but not allocated here.
-        let flushed = self.flushed.load(Ordering::Relaxed);
         let surplus = (flushed + len).wrapping_sub(self.refilled.load(Ordering::Relaxed));
         // A saturating subtraction is compiled to a branch here: 2 % of a snapshot.
         tally.frees_remote += surplus.cast_signed().max(0).cast_unsigned();
@@ -326,7 +331,7 @@ impl Magazine {
         tally.from_depot += self.from_depot.load(Ordering::Relaxed);
         tally.from_slab += self.from_slab.load(Ordering::Relaxed);
         // Of the same moment as the frees, so that the allocations, computed from both, never fall.
-        tally.cached += if self.was_taken() { 0 } else { len };
+        tally.cached += if was_taken { 0 } else { len };
     }
 }
 

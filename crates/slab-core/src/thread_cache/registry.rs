@@ -4,6 +4,7 @@
 
 use crate::directory::is_shared;
 use crate::pool::inner::Inner;
+use crate::reclaim::SlabLayer;
 use crate::sync::Ordering;
 use crate::thread_cache::guard::{PRESSURE, SCRUB};
 use crate::thread_cache::local;
@@ -40,7 +41,8 @@ impl Inner {
         if self.no_cache_left.load(Ordering::Relaxed) {
             return None;
         }
-        let mut registry = self.registry.lock();
+        let mut layer = self.slabs.lock();
+        let registry = &mut layer.registry;
         if self.closed.load(Ordering::Relaxed) {
             return None;
         }
@@ -80,26 +82,27 @@ impl Inner {
         if !magazine.was_taken() {
             return false;
         }
-        let registry = self.registry.lock();
+        let gates = self.gates.lock();
         magazine.acknowledge();
-        drop(registry);
+        drop(gates);
         magazine.guard.enter_slow()
     }
 
     /// Takes the cache of a thread that ends off the registry; its counters stay part of the statistics.
     pub(crate) fn detach(&self, cache: &Arc<ThreadCache>) {
-        // The slab layer, so that it knows at once that there is a thread less.
         let mut layer = self.slabs.lock();
-        let mut registry = self.registry.lock();
-        self.flush(&registry, cache);
+        let SlabLayer {
+            slabs, registry, ..
+        } = &mut *layer;
+        self.flush(cache);
         self.take_over_counters(cache);
         let at = registry.iter().position(|known| Arc::ptr_eq(known, cache));
         registry.swap_remove(at.expect("it was registered"));
-        layer.slabs.set_threads(registry.len());
+        slabs.set_threads(registry.len());
         self.no_cache_left.store(false, Ordering::Relaxed);
     }
 
-    /// The counters of an empty cache that is about to go, under the registry's lock.
+    /// The counters of an empty cache that is about to go, under the mutex of the slab layer.
     pub(crate) fn take_over_counters(&self, cache: &ThreadCache) {
         for (magazine, counters) in cache.magazines().zip(&self.uncached) {
             let mut ended = Tally::default();
@@ -108,9 +111,10 @@ impl Inner {
         }
     }
 
-    /// Moves all that lies in the current thread's magazines to the depot. The registry's lock
+    /// Moves all that lies in the current thread's magazines to the depot. The lock of the gates
     /// keeps reclaimers out, which would otherwise shut the magazines meanwhile.
-    fn flush(&self, _registry: &Registry, cache: &ThreadCache) {
+    fn flush(&self, cache: &ThreadCache) {
+        let _gates = self.gates.lock();
         for class in 0..self.classes.count() as u8 {
             let magazine = cache.magazine(class);
             magazine.acknowledge();
@@ -125,7 +129,7 @@ impl Inner {
     pub(crate) fn flush_current(&self) {
         // A thread that has no cache needs none for this.
         if let Some(cache) = local::cache_in(self.id) {
-            self.flush(&self.registry.lock(), &cache);
+            self.flush(&cache);
         }
     }
 }
@@ -136,7 +140,7 @@ mod tests {
     use crate::SlabPool;
     use crate::directory::NUMBERS;
 
-    /// It takes no part in the registry, whose lock is held here: otherwise this would not end.
+    /// It takes no part in the registry, whose mutex is held here: otherwise this would not end.
     #[test]
     #[cfg_attr(miri, ignore = "4096 caches")]
     fn thread_without_a_cache_does_not_look_for_one_in_vain() {
@@ -146,10 +150,10 @@ mod tests {
         let caches: Vec<_> = core::iter::from_fn(one_more).collect();
         assert_eq!(caches.len(), inner.max_thread_caches);
         let first = pool.try_alloc(64).unwrap();
-        let registry = inner.registry.lock();
+        let layer = inner.slabs.lock();
         drop(first);
         drop(pool.try_alloc(64).unwrap());
-        drop(registry);
+        drop(layer);
         assert_eq!(pool.stats().classes()[0].in_magazines, 0);
         // One that comes free has a thread again.
         inner.detach(&caches[7]);
@@ -176,7 +180,7 @@ mod tests {
             // Until their thread-locals are gone, too.
             all.into_iter().for_each(|one| one.join().unwrap());
         });
-        assert_eq!(pool.inner().registry.lock().len(), 1);
+        assert_eq!(pool.inner().slabs.lock().registry.len(), 1);
         let after = pool.stats().classes()[0];
         let counts = [after.allocs - before.allocs, after.frees - before.frees];
         assert_eq!(counts, [threads as u64; 2]);

@@ -229,7 +229,9 @@ impl Inner {
     /// When this returns, no magazine and no open batch takes a chunk, and none holds one.
     fn begin_pressure(&self, layer: &mut SlabLayer, collected: &mut Collected) {
         self.under_pressure.store(true, Ordering::Relaxed);
-        magazines(&self.registry.lock()).for_each(|magazine| magazine.guard.raise(PRESSURE));
+        let gates = self.gates.lock();
+        magazines(&layer.registry).for_each(|magazine| magazine.guard.raise(PRESSURE));
+        drop(gates);
         // Has the barrier that makes the gates effective, and takes what lies behind them. Of all classes, because it also
         // shuts the stacks of single chunks: what comes back to one that is empty now would stay in it.
         let classes: ArrayVec<u8, MAX_CLASSES> = self.all_classes().collect();
@@ -240,12 +242,10 @@ impl Inner {
         if !layer.waiters.is_empty() || !self.under_pressure.load(Ordering::Relaxed) {
             return;
         }
-        // Under the registry's lock, as in `register`: a new cache sees the flag lowered, or is in the
-        // registry already.
-        let registry = self.registry.lock();
         self.under_pressure.store(false, Ordering::Relaxed);
         self.reopen_singles();
-        magazines(&registry).for_each(|magazine| magazine.guard.lower(PRESSURE));
+        let _gates = self.gates.lock();
+        magazines(&layer.registry).for_each(|magazine| magazine.guard.lower(PRESSURE));
     }
 
     /// Puts free chunks into their slabs and serves the waiters that can now be served; returns their

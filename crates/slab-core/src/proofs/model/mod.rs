@@ -18,6 +18,7 @@ use crate::pool::no_fork::end_pools;
 use crate::sync::{AtomicU32, Ordering};
 use crate::thread_cache::ThreadCache;
 use crate::thread_cache::guard::{CLOSED, FENCED};
+use crate::thread_cache::magazine::Tally;
 use arrayvec::ArrayVec;
 use loom::thread;
 use std::io::Write as _;
@@ -365,6 +366,40 @@ fn model_guard_read_while_the_owner_goes_on() {
     }
 }
 
+/// The statistics are read while the owner moves batches, one to the depot or one that was taken, and one from the
+/// depot: of what nobody freed here, nothing is counted twice, which would make it a remote free.
+#[test]
+fn model_magazine_tallied_while_the_owner_moves_batches() {
+    for was_taken in [false, true] {
+        model(None, move || {
+            let _no_barriers = membarrier::install(None);
+            let cache = thread_cache();
+            let magazine = cache.magazine(0);
+            assert!(magazine.guard.enter_slow());
+            assert_eq!(magazine.refill(&[0, 1]), 2);
+            magazine.guard.leave_slow();
+            if was_taken {
+                magazine.shut();
+                magazine.take(|_| ());
+            }
+            let reader = beside(&cache, move |cache| {
+                let mut tally = Tally::default();
+                cache.magazine(0).add_to(&mut tally);
+                assert_eq!(tally.frees_remote, 0, "{tally:?}");
+                assert!(tally.cached <= if was_taken { 1 } else { 2 }, "{tally:?}");
+            });
+            magazine.acknowledge();
+            assert!(magazine.guard.enter_slow());
+            if !was_taken {
+                magazine.take_bottom(1, |_| ());
+            }
+            assert_eq!(magazine.refill(&[2]), 1);
+            magazine.guard.leave_slow();
+            reader.join().unwrap();
+        });
+    }
+}
+
 /// A magazine is emptied twice, while its owner acknowledges the first time under the lock that takers
 /// have, and goes on. With a bound: both threads go round twice, and without one this takes too long.
 #[test]
@@ -378,7 +413,7 @@ fn model_guard_owner_acknowledges_between_takers() {
             thread::spawn(move || {
                 let mut units = Vec::new();
                 for _ in 0..2 {
-                    let _registry = lock.lock();
+                    let _gates = lock.lock();
                     units.extend(take(&cache));
                 }
                 units
@@ -391,7 +426,7 @@ fn model_guard_owner_acknowledges_between_takers() {
                 continue;
             }
             if magazine.was_taken() {
-                let _registry = lock.lock();
+                let _gates = lock.lock();
                 magazine.acknowledge();
             }
             if !magazine.guard.enter_slow() {
