@@ -206,3 +206,36 @@ fn nothing_is_delivered_of_what_is_sent_by_a_peer_that_has_begun_anew() {
         assert_eq!(acknowledged, is_taken);
     }
 }
+
+/// It may come from an honest peer: by a longer way, or restored by error correction long after it was sent again. But
+/// it may be that of a peer that has begun anew, which must not take it for delivered.
+#[test]
+fn what_is_late_and_here_already_is_a_duplicate() {
+    let (mut client, sent) = client_that_sent(1);
+    let first = Header {
+        sn: 0,
+        una: 0,
+        ..push(b"x")
+    };
+    // The second one waits for one before it.
+    let pushes = [first, Header { sn: 2, ..first }].map(|push| datagram(push, b"x"));
+    for push in &pushes {
+        let push = Packet::from(push.clone());
+        client.handle_datagram(Time::ZERO, push).unwrap();
+    }
+    tell(&mut client, Time::ZERO, acknowledgement(&sent[0], 1));
+    assert!(client.recv().is_some());
+    let now = Time::ZERO + 1000 * MILLISECOND;
+    transmit(&mut client, now);
+    let before = client.stats();
+    for push in pushes {
+        let handled = client.handle_datagram(now, Packet::from(push));
+        assert_eq!(handled, Ok(()));
+    }
+    let after = client.stats();
+    assert_eq!(after.duplicates - before.duplicates, 2);
+    assert_eq!(after.received_segments - before.received_segments, 2);
+    assert_eq!(after.received_datagrams - before.received_datagrams, 2);
+    assert_eq!(after.rejected_datagrams(), 0);
+    assert!(transmit(&mut client, now + 20 * MILLISECOND).is_empty());
+}

@@ -323,6 +323,11 @@ impl ReceiveQueue {
                 .is_none_or(|next| is_next_frg(frg, next))
     }
 
+    /// Has this segment arrived already?
+    pub(super) fn has(&self, sn: u32) -> bool {
+        before(sn, self.next) || self.held_frg(sn).is_some()
+    }
+
     fn held_frg(&self, sn: u32) -> Option<u8> {
         let ahead = diff(sn, self.read);
         let within = ahead >= 0 && (ahead as u32) < self.ring.capacity();
