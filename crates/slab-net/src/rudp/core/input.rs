@@ -169,8 +169,8 @@ impl Session {
                         continue;
                     }
                     if self.is_of_new_beginning(&header) {
-                        // What is here already may be late, as by error correction, and is nobody's fault. Either
-                        // is not acknowledged: a peer that began anew would take it for delivered.
+                        // What is here already may be late, as by error correction: that is nobody's fault. Neither
+                        // is acknowledged: a peer that began anew would take it for delivered.
                         if self.receive.has(sn) {
                             self.stats.received_segments += 1;
                             self.stats.duplicates += u64::from(header.len > 0);
