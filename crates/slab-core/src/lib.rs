@@ -33,6 +33,11 @@
 //! | `allocator-api2` | no | `SlabAllocator` |
 //! | `leak-tracking` | no | `SlabPoolBuilder::track_leaks`, `SlabPool::live_chunks`; turns `std` on |
 //!
+//! # Not a global allocator
+//!
+//! What a pool keeps for itself, such as the list of its threads, it allocates from the `#[global_allocator]`, in part
+//! while it holds a lock. So a pool must not be what that allocates from: it would wait for itself.
+//!
 //! # Inside
 //!
 //! Each file begins with what it does and why; the repository's `ARCHITECTURE.md` has the layers and what must always
