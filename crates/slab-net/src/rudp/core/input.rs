@@ -1,16 +1,15 @@
 //! What a datagram does once it has been checked as a whole.
 
-use super::super::config::DEFAULT_WINDOW;
 use super::super::error::{CloseReason, Rejection};
 use super::super::time::Time;
 use super::super::wire::{Command, Header, OURS, OURS_SERVER, OURS_UNPROVED, segments};
 use super::close::{END, ENDED, NOT_RECEIVING, Phase, RESET, needs_reminder};
 use super::congestion::Progress;
 use super::receive::{BatchBuffer, Inserted, Measured};
-use super::recovery::{Verdict, micros};
+use super::recovery::micros;
 use super::restart::lacks_what_it_had;
 use super::send::{Cause, Slot, State};
-use super::sn::{before, diff};
+use super::sn::before;
 use super::undo::Undo;
 use super::{MAX_FRAGMENTS, Session, Side};
 use crate::packet::Packet;
@@ -493,110 +492,6 @@ impl Session {
             // An end that only receives has no other measure of the round trip.
             self.send_wask = true;
         }
-    }
-
-    /// The peer takes nothing any more, whatever window it has told. What would be sent again and again without an
-    /// answer would make a peer that is there seem dead.
-    pub(super) fn stop_sending(&mut self) {
-        self.peer_takes_nothing = true;
-        self.peer.window_edge = self.send.una();
-        while let Some(sn) = self.send.oldest() {
-            self.send.mark_lost(sn, Cause::Fast, true);
-        }
-    }
-
-    fn on_window(&mut self, una: u32, mut window: u32, may_narrow: bool) {
-        if window == 0 {
-            self.peer.held_back_until = self.send.next();
-        }
-        if self.peer_takes_nothing {
-            window = 0; // This may have been sent earlier.
-        }
-        let edge = una.wrapping_add(window);
-        if before(self.peer.latest_una, una) {
-            self.peer.latest_una = una;
-        }
-        // What the peer may ask to have back, and only from an end with nothing in flight.
-        let narrow = una.wrapping_add(window.max(DEFAULT_WINDOW));
-        // Datagrams may overtake each other, so the later edge counts. The first one told replaces what was
-        // assumed.
-        if !self.peer.has_told_window || before(self.peer.window_edge, edge) {
-            self.peer.window_edge = edge;
-        } else if may_narrow && before(narrow, self.peer.window_edge) {
-            self.peer.window_edge = narrow;
-        }
-        self.peer.largest_window = if self.peer.has_told_window || self.peer.is_ours {
-            self.peer.largest_window.max(window)
-        } else if window > 0 {
-            window
-        } else {
-            // An empty window says nothing of its size.
-            DEFAULT_WINDOW
-        };
-        self.peer.has_told_window = true;
-        let known = self.peer.is_known() && self.path.validated && !self.peer.doubts_our_address;
-        if known && diff(self.peer.window_edge, self.send.next()) > 0 {
-            self.probe = None;
-        }
-    }
-
-    /// The most outstanding segments that the windows allow, whatever the congestion control says.
-    pub(super) fn window_limit(&self) -> u32 {
-        let remote = diff(self.peer.window_edge, self.send.una()).max(0) as u32;
-        remote.min(self.context.config.send_window)
-    }
-
-    /// Was this segment sent before the peer told a window that it is beyond? The peer dropped it, unless it has
-    /// made room since. Such segments are fewer than [`DEFAULT_WINDOW`], unless the peer takes nothing any more.
-    pub(super) fn is_beyond_window(&self, sn: u32) -> bool {
-        !before(sn, self.peer.window_edge)
-    }
-
-    /// Marks segments as lost, and notes when the next one will be.
-    pub(super) fn find_losses(&mut self) {
-        self.loss_at = None;
-        while let Some(sn) = self.send.oldest() {
-            let slot = *self.send.slot(sn);
-            match self.recovery.verdict(slot.serial, slot.sent_at, self.now) {
-                Verdict::Unknown => break,
-                Verdict::LostAt(at) => {
-                    self.loss_at = Some(at);
-                    break;
-                }
-                Verdict::Lost => {
-                    // The path has not lost what the peer had no room for.
-                    if !self.is_beyond_window(sn) {
-                        self.recovery.lost(slot.serial, self.send.serial());
-                        self.reduce(slot.serial, Undo::TakenForLost(0));
-                    }
-                    // The peer is there. It may have no memory for this segment, and round trips may be short.
-                    self.send.forgive(sn);
-                    self.mark_lost(sn, Cause::Fast, true);
-                }
-            }
-        }
-    }
-
-    /// A transmission was lost: tells the congestion control, once a round trip.
-    fn reduce(&mut self, serial: u64, undo: Undo) {
-        if serial > self.reduced_at {
-            self.reduced_at = self.send.serial();
-            self.undo = undo;
-            self.control.lost(self.send.outstanding());
-        }
-    }
-
-    /// Queues a segment to be sent again; returns `false` if that ends the session. If it is `excused`, this says nothing
-    /// against the link.
-    pub(super) fn mark_lost(&mut self, sn: u32, cause: Cause, excused: bool) -> bool {
-        let spent = u32::from(self.send.slot(sn).transmissions) >= self.context.config.dead_link;
-        if spent && !excused {
-            self.end(CloseReason::DeadLink);
-            return false;
-        }
-        self.send.mark_lost(sn, cause, excused);
-        self.on_taken_for_lost(cause);
-        true
     }
 }
 

@@ -11,7 +11,8 @@
 //! | `receive` | what was received and not yet read, and the memory promised for it |
 //! | `train` | how fast segments arrive, which says how large a window is useful |
 //! | `send`, `blocks` | segments queued or in flight, and their memory |
-//! | `recovery`, `congestion` | what is lost, and how much may be in flight |
+//! | `recovery`, `losses`, `congestion` | what is lost, and how much may be in flight |
+//! | `peer_window` | how much the peer has room for |
 //! | `undo` | when it turns out that nothing was lost |
 //! | `datagrams` | unreliable datagrams |
 //! | `ack` | acknowledgements that are owed |
@@ -27,7 +28,9 @@ mod congestion;
 mod counts;
 mod datagrams;
 mod input;
+mod losses;
 mod output;
+mod peer_window;
 mod receive;
 mod recovery;
 mod restart;
