@@ -1,5 +1,6 @@
 //! The task between a socket and a queue ends in every possible way, and nothing is lost uncounted.
 
+#[path = "udp/common/mod.rs"]
 mod udp_common;
 
 use slab_net::PacketPool;

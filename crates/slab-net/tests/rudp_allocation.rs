@@ -1,10 +1,11 @@
 //! No heap allocation for a packet, once rings and tables have grown: neither in the core, also
 //! with losses, nor on sockets.
 
-mod rudp_common;
+#[path = "rudp/common/mod.rs"]
+mod common;
 
-use rudp_common::counting::{Counting, allocations, assert_echo_allocates_nothing, bytes};
-use rudp_common::sockets::{any, pool};
+use common::counting::{Counting, allocations, assert_echo_allocates_nothing, bytes};
+use common::sockets::{any, pool};
 use slab_net::rudp::{
     Connection, Endpoint, EndpointConfig, MemoryBudget, Session, SessionConfig, Side, Time,
 };

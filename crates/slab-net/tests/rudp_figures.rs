@@ -7,9 +7,10 @@
 //! nc 1, windows of 1024, MTU 1400, timers of 1 ms as tokio's. Median of five seeds; without `--release`
 //! one, and shorter.
 
-mod rudp_common;
+#[path = "rudp/common/mod.rs"]
+mod common;
 
-use rudp_common::lossy::{Conditions, Lossy};
+use common::lossy::{Conditions, Lossy};
 use slab_net::rudp::{Session, SessionConfig, Time};
 use std::time::Duration;
 

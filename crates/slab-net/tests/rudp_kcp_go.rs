@@ -6,10 +6,11 @@
 //! cargo test -p slab-net --features fec,aes-gcm --test rudp_kcp_go
 //! ```
 
-mod rudp_common;
+#[path = "rudp/common/mod.rs"]
+mod common;
 
-use rudp_common::proxy;
-use rudp_common::sockets::{any, bytes, pool};
+use common::proxy;
+use common::sockets::{any, bytes, pool};
 use slab_net::rudp::{Congestion, Endpoint, EndpointConfig, SessionConfig};
 use std::io::Write as _;
 use std::path::PathBuf;

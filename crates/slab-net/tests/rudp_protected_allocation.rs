@@ -3,12 +3,13 @@
 
 #![cfg(all(feature = "fec", feature = "aes-gcm"))]
 
-mod rudp_common;
+#[path = "rudp/common/mod.rs"]
+mod common;
 
-use rudp_common::counting::{
+use common::counting::{
     Counting, allocations, assert_allocates_nothing, assert_echo_allocates_nothing, bytes,
 };
-use rudp_common::sockets::{any, pool};
+use common::sockets::{any, pool};
 use slab_net::rudp::crypto::{AesGcm, NONCE_BYTES, TAG_BYTES};
 use slab_net::rudp::fec::{FEC_HEADER_BYTES, FecDecoder, FecEncoder, FecShards};
 use slab_net::rudp::{Connection, Endpoint, EndpointConfig, MemoryBudget, SessionConfig, Time};

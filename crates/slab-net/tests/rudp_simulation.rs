@@ -1,11 +1,12 @@
 //! Two sessions over a path that drops, duplicates, reorders, delays, cuts out and corrupts, in
 //! virtual time, some with error correction. `RUDP_SEEDS=10000` runs more; `RUDP_SEED=n` runs one again.
 
-mod rudp_common;
+#[path = "rudp/common/mod.rs"]
+mod common;
 
-use rudp_common::arbitrary_peer::ArbitraryPeer;
-use rudp_common::random::seeds;
-use rudp_common::world::World;
+use common::arbitrary_peer::ArbitraryPeer;
+use common::random::seeds;
+use common::world::World;
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

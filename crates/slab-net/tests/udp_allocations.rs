@@ -2,9 +2,10 @@
 //! it took, unless the kernel may still use it.
 
 #[allow(dead_code, reason = "not every system has rings")]
-#[path = "rudp_common/counting.rs"]
+#[path = "rudp/common/counting.rs"]
 mod counting;
 #[cfg(all(target_os = "linux", feature = "io-uring"))]
+#[path = "udp/common/mod.rs"]
 mod udp_common;
 
 use slab_net::PacketPool;

@@ -7,6 +7,7 @@
 #![cfg(target_os = "linux")]
 
 mod programs;
+#[path = "udp/common/mod.rs"]
 mod udp_common;
 
 use programs::{Random, Woken};

@@ -7,7 +7,7 @@
 //! | `wakers` | wakers, which are foreign code: they panic, or look at the queue |
 
 mod log;
-#[path = "../udp_common/mod.rs"]
+#[path = "../udp/common/mod.rs"]
 mod udp_common;
 mod wakers;
 

@@ -3,7 +3,7 @@
 //! A failure names its seed; `SLAB_SEED` repeats it, `SLAB_SEEDS` runs so many.
 
 #[allow(dead_code, reason = "what RUDP's programs use")]
-#[path = "../rudp_common/random.rs"]
+#[path = "../rudp/common/random.rs"]
 mod random;
 
 pub(crate) use random::Random;

@@ -1,7 +1,7 @@
 //! One end of a session: the tasks that use it, and what they may find.
 
+use crate::common::Random;
 use crate::coverage::Coverage;
-use crate::rudp_common::Random;
 use crate::task::{self, Call, Halves, Outcome, Role, Task};
 use crate::world::LINGER;
 use slab_net::PacketPool;

@@ -15,17 +15,17 @@
 #![cfg(all(feature = "fec", feature = "aes-gcm"))]
 
 mod checks;
+#[path = "../rudp/common/mod.rs"]
+mod common;
 mod coverage;
 mod end;
 mod path;
 mod rough;
-#[path = "../rudp_common/mod.rs"]
-mod rudp_common;
 mod task;
 mod world;
 
+use common::random::seeds;
 use coverage::Coverage;
-use rudp_common::random::seeds;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use world::World;
 

@@ -1,6 +1,6 @@
 //! The path between the sockets of both ends: loses, duplicates, reorders and delays, by the virtual clock.
 
-use crate::rudp_common::{Random, sockets::any};
+use crate::common::{Random, sockets::any};
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;

@@ -1,8 +1,8 @@
 //! What happens in some worlds only, and breaks sessions: the path is cut for longer than they wait, and the server
 //! begins anew without its state.
 
+use crate::common::{Random, sockets::any};
 use crate::end::End;
-use crate::rudp_common::{Random, sockets::any};
 use crate::world::World;
 use slab_net::rudp::{CloseReason, Connection, Endpoint, SessionConfig};
 use std::time::Duration;

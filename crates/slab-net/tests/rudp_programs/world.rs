@@ -1,10 +1,10 @@
 //! A world in virtual time: two endpoints, the sessions between them, and the path.
 
+use crate::common::{Random, sockets::any};
 use crate::coverage::Coverage;
 use crate::end::{End, Use};
 use crate::path::{Conditions, Path};
 use crate::rough;
-use crate::rudp_common::{Random, sockets::any};
 use crate::task::{Role, Task};
 use slab_net::rudp::crypto::AesGcm;
 use slab_net::rudp::fec::FecShards;

@@ -13,7 +13,7 @@
 mod end;
 mod exhausted;
 mod refused;
-#[path = "../udp_common/mod.rs"]
+#[path = "../udp/common/mod.rs"]
 mod udp_common;
 
 use slab_net::udp::{
