@@ -99,6 +99,26 @@ fn a_request_that_waits_is_recorded_once_when_it_is_served() {
 }
 
 #[test]
+fn a_request_that_is_given_up_when_a_chunk_is_set_aside_for_it_is_not_recorded() {
+    for mode in MODES {
+        let pool = builder().mode(mode).hardened(true).build().unwrap();
+        let mut held = fill(&pool, 16384);
+        let expected = histogram(held.iter().map(|_| 16384));
+        let mut waits = Box::pin(pool.alloc(9000));
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(waits.as_mut().poll(&mut context).is_pending());
+        drop(held.pop());
+        drop(waits);
+        assert_eq!(pool.size_histogram(), expected, "{mode:?}");
+        let again = pool.try_alloc(16384).expect("it came back");
+        drop((again, held));
+        let stats = pool.stats();
+        let class = &stats.classes()[1];
+        assert_eq!((class.in_use, class.allocs), (0, class.frees), "{mode:?}");
+    }
+}
+
+#[test]
 fn requests_of_many_threads_add_up() {
     let pool = builder().build().unwrap();
     let (threads, rounds) = if cfg!(miri) { (2, 10) } else { (4, 5000) };

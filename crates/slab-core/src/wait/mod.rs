@@ -412,12 +412,11 @@ impl Drop for Alloc<'_> {
         if let Some(turn) = self.pending.take()
             && let Some(unit) = self.pool.inner().cancel(&turn)
         {
-            let class = turn.class;
-            // As if it had been handed out, so that it is freed as any chunk is.
-            let found = Found::used(unit);
-            self.pool.inner().handed_out(class, found, self.request);
-            // SAFETY: the unit was set aside for this future, which has not handed it out.
-            drop(unsafe { Chunk::new(self.pool.inner(), class, unit) });
+            // As a chunk that was never handed out: it is no request that was served, which a histogram would count.
+            // SAFETY: the unit was set aside for this future, which has not handed it out, and has a handle.
+            unsafe {
+                Inner::free_with(NonNull::from(self.pool.inner()), None, turn.class, unit);
+            }
         }
     }
 }
