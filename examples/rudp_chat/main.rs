@@ -9,7 +9,8 @@
 //! and `-key=`.
 //!
 //! Lines from the terminal go to the peer and the peer's lines to the terminal, until either side ends, for
-//! example by Ctrl-C. A failure is one line on stderr and exit status 2.
+//! example by Ctrl-C. A wrong option is explained on stderr, any other failure is one line there, and the exit status
+//! is 2.
 
 #[path = "../common/address.rs"]
 mod address;

@@ -4,8 +4,8 @@
 //!     cargo run --example udp_peers -- --listen 127.0.0.1:9999   # until Ctrl-C; try `nc -u 127.0.0.1 9999`
 //!
 //! Everything has a limit, and a count of what was dropped because of it: the memory (the pool's), the peers, and what
-//! waits for each of them. A peer that is silent for a while is forgotten. A failure is one line on stderr and exit
-//! status 2.
+//! waits for each of them. A peer that is silent for a while is forgotten. A wrong option is explained on stderr, any
+//! other failure is one line there, and the exit status is 2.
 
 #[path = "../common/address.rs"]
 mod address;

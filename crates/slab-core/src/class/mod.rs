@@ -82,13 +82,16 @@ impl SizeClasses {
         Ok(Self { sizes: checked })
     }
 
-    /// Returns classes from `min` to `max` bytes, each `factor` times the one before, rounded up to
-    /// [`CHUNK_ALIGN`]; `max`, rounded up, is always the last.
+    /// Returns classes from `min` to `max` bytes: each size is `factor` times the one before, and all are then
+    /// rounded up to multiples of [`CHUNK_ALIGN`], of which equal ones make one class. `max`, rounded up, is always
+    /// the last.
     ///
     /// ```
     /// # use slab_core::SizeClasses;
     /// let classes = SizeClasses::geometric(64, 1024, 2.0)?;
     /// assert_eq!(classes.sizes(), &[64, 128, 256, 512, 1024]);
+    /// // 100, 150, 225, 337.5 and 400
+    /// assert_eq!(SizeClasses::geometric(100, 400, 1.5)?.sizes(), &[128, 192, 256, 384, 448]);
     /// # Ok::<(), slab_core::ConfigError>(())
     /// ```
     ///

@@ -35,7 +35,7 @@ pub struct ClassStats {
     pub in_use_peak: u64,
     /// Allocations since the pool was built. With magazines not counted but derived, as `frees + in_use`,
     /// whose parts are of slightly different moments: while threads run, a later snapshot can show slightly
-    /// fewer. Without them the sum of the next two.
+    /// fewer. Without them the sum of those from the depot and from slabs.
     pub allocs: u64,
     /// Of these, those that a thread's magazine served at once: the most that any snapshot so far could
     /// tell, so it never falls. While threads run it can be too high, as `in_use` can, by a batch a thread.

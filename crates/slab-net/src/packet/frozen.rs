@@ -186,7 +186,7 @@ impl Packet {
     }
 
     /// Returns `true` if this is the only handle to its memory, so that turning it into a [`PacketBuf`]
-    /// would not copy. Always `false` for static bytes and foreign owners.
+    /// (which holds no more than `u32::MAX` bytes) would not copy. Always `false` for static bytes and foreign owners.
     ///
     /// Another thread that has `&self` may clone the packet right afterwards.
     ///

@@ -250,7 +250,8 @@ pub enum TryRecvError {
     /// The peer sends no more, because it has closed the session or [finished](super::Connection::finish), or it was closed
     /// here; and all messages were read. (For [datagrams](super::Connection::try_recv_datagram), see there.)
     End,
-    /// The session has ended for this reason, before all had come.
+    /// The session has ended for this reason, before all had come; or, whatever had come, it was aborted here, or was
+    /// closed here and could not deliver everything.
     Closed(CloseReason),
 }
 

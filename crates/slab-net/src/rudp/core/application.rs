@@ -107,7 +107,7 @@ impl Session {
     /// [in stream mode](super::super::SessionConfig::stream).
     ///
     /// # Errors
-    /// Says why not even one byte was accepted. An empty slice is `Ok(0)`.
+    /// Says why not even one byte was accepted. An empty slice is `Ok(0)`, unless the session accepts nothing any more.
     pub fn write(&mut self, bytes: &[u8]) -> Result<usize, SendError> {
         if let Some(reason) = self.send_closed() {
             return Err(SendError::Closed(reason));

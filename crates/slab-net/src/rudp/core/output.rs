@@ -103,9 +103,9 @@ impl ControlWriter<'_> {
 }
 
 impl Session {
-    /// Returns the next datagrams to send, at most `max_datagrams` of one length (the last may be shorter), or
-    /// `None` if there is nothing to send now. Call it until `None` after each of the other calls, or after several
-    /// of them.
+    /// Returns the next datagrams to send, at most `max_datagrams` of one length (the last may be shorter), 0 being
+    /// taken as 1, or `None` if there is nothing to send now. Call it until `None` after each of the other calls, or
+    /// after several of them.
     ///
     /// What it returns counts as sent. `scratch` has to hold one datagram; if it is longer, small messages are
     /// gathered there for one call to the kernel.
