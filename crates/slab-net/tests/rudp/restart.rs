@@ -1,4 +1,5 @@
-//! Peers of other implementations that begin anew with the conversation in the middle of a session.
+//! Peers of other implementations that begin anew with the conversation in the middle of a session, or go on with one
+//! that began anew here.
 
 use crate::common::pair::{CONV, datagram, header, push, segments_of, transmit};
 use slab_net::rudp::wire::{Command, Header};
@@ -178,6 +179,44 @@ fn the_answers_of_a_peer_that_has_lost_everything_do_not_keep_the_session_alive(
         }
         assert_eq!(client.ended(), ended);
         assert!(client.stats().probes > 2);
+    }
+}
+
+/// The peer goes on after a restart of this end, where it had nothing to acknowledge: it never sends again what was
+/// acknowledged by the one before, and nothing behind that can be read.
+#[test]
+fn a_session_whose_beginning_never_comes_ends() {
+    for (first, ended) in [(0, None), (9, Some(CloseReason::TimedOut))] {
+        let (mut server, mut now) = (open(Side::Server), Time::ZERO);
+        let mut sn = first;
+        while server.ended().is_none() && now.since(Time::ZERO) < Duration::from_secs(300) {
+            let next = Header {
+                sn,
+                una: 0,
+                ..push(b"x")
+            };
+            let next = Packet::from(datagram(next, b"x"));
+            server.handle_datagram(now, next).unwrap();
+            sn += 1;
+            // It answers whatever it is asked.
+            for asked in transmit(&mut server, now)
+                .iter()
+                .flat_map(|sent| segments_of(sent))
+            {
+                let answer = match asked.cmd {
+                    Command::Push => acknowledgement(&asked, 0),
+                    Command::AskWindow => Header {
+                        una: 0,
+                        ..header(Command::TellWindow)
+                    },
+                    _ => continue,
+                };
+                tell(&mut server, now, answer);
+            }
+            assert_eq!(server.recv().is_some(), first == 0);
+            now = now + 5000 * MILLISECOND;
+        }
+        assert_eq!((server.is_validated(), server.ended()), (true, ended));
     }
 }
 

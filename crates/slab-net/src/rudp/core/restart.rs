@@ -11,6 +11,9 @@
 //!
 //! All else that comes from it [is no sign of life](Session::is_sign_of_life), so that otherwise time ends the session.
 //! Nor is anything delivered meanwhile [that it sends](Session::is_of_new_beginning).
+//!
+//! If it was this end that has begun anew, a peer that had nothing to acknowledge may go on: what it sends is behind a
+//! beginning that it will not send again. Nothing that comes before the beginning is a sign of life.
 
 use super::super::wire::{Command, Header, segments};
 use super::send::Slot;
@@ -21,6 +24,9 @@ impl Session {
     /// Does it show that the peer still has its state? One that has begun anew answers whatever it is asked, but lacks
     /// what the one before had; and a server that would open the session for a cookie does not know it any more.
     pub(super) fn is_sign_of_life(&self, datagram: &[u8]) -> bool {
+        if self.receive.lacks_beginning() {
+            return false;
+        }
         let Peer {
             has_told_window,
             latest_una,

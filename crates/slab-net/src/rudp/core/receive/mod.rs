@@ -328,6 +328,11 @@ impl ReceiveQueue {
         before(sn, self.next) || self.held_frg(sn).is_some()
     }
 
+    /// Has only come what is behind the first segment of the session? KCP counts from 0.
+    pub(super) fn lacks_beginning(&self) -> bool {
+        self.next == 0 && self.held > 0
+    }
+
     fn held_frg(&self, sn: u32) -> Option<u8> {
         let ahead = diff(sn, self.read);
         let within = ahead >= 0 && (ahead as u32) < self.ring.capacity();
