@@ -244,6 +244,29 @@ fn nothing_is_delivered_of_what_is_sent_by_a_peer_that_has_begun_anew() {
     }
 }
 
+/// The one before acknowledged something only a moment ago, and what is late lacks that, too. But nothing is late for
+/// as long as the peer has had anything.
+#[test]
+fn nothing_is_delivered_of_a_peer_that_begins_anew_while_much_is_acknowledged() {
+    for (una, is_taken) in [(0, false), (1, true), (2, true)] {
+        let (mut client, first) = client_that_sent(1);
+        tell(&mut client, Time::ZERO, acknowledgement(&first[0], 1));
+        let now = Time::ZERO + 1000 * MILLISECOND;
+        client.send_slice(b"more").unwrap();
+        let more = sent(&mut client, now);
+        tell(&mut client, now, acknowledgement(&more[0], 2));
+        let push = Header {
+            sn: 0,
+            una,
+            ..push(b"x")
+        };
+        let handled = client.handle_datagram(now, Packet::from(datagram(push, b"x")));
+        let refused = Err(Rejection::OtherConversation);
+        assert_eq!(handled, if is_taken { Ok(()) } else { refused });
+        assert_eq!(client.recv().is_some(), is_taken);
+    }
+}
+
 /// It may come from an honest peer: by a longer way, or restored by error correction long after it was sent again. But
 /// it may be that of a peer that has begun anew, which must not take it for delivered.
 #[test]

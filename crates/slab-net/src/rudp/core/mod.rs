@@ -193,6 +193,8 @@ pub enum Side {
 struct Peer {
     /// The peer has said that it has every segment before this one.
     latest_una: u32,
+    /// Since when it says that it has something: in milliseconds, which may wrap. 0 if it never has.
+    has_some_since: u32,
     /// It had no window when everything before this one had been sent. Its `una` may be behind what it has of that until
     /// its reader goes on. One that has begun anew never comes as far: it lacks what had filled the window.
     held_back_until: u32,

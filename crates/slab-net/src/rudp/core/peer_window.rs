@@ -26,6 +26,9 @@ impl Session {
         let edge = una.wrapping_add(window);
         if before(self.peer.latest_una, una) {
             self.peer.latest_una = una;
+            if self.peer.has_some_since == 0 {
+                self.peer.has_some_since = self.millis();
+            }
         }
         // What the peer may ask to have back, and only from an end with nothing in flight.
         let narrow = una.wrapping_add(window.max(DEFAULT_WINDOW));

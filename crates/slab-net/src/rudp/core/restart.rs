@@ -19,6 +19,7 @@ use super::super::wire::{Command, Header, segments};
 use super::send::Slot;
 use super::sn::before;
 use super::{Peer, Session};
+use core::time::Duration;
 
 impl Session {
     /// Does it show that the peer still has its state? One that has begun anew answers whatever it is asked, but lacks
@@ -42,8 +43,12 @@ impl Session {
     /// peer began anew, and it belongs behind others that the session has not had. If it is only late, by more than a
     /// time-out, it is sent again.
     pub(super) fn is_of_new_beginning(&self, push: &Header) -> bool {
-        before(push.una, self.peer.latest_una)
-            && self.now.since(self.progress_at) >= self.recovery.first_timeout()
+        // One that has begun anew lacks everything, however lately the one before acknowledged more. KCP counts from 0.
+        let has_had_for = match push.una {
+            0 => Duration::from_millis(self.millis().wrapping_sub(self.peer.has_some_since).into()),
+            _ => self.now.since(self.progress_at),
+        };
+        before(push.una, self.peer.latest_una) && has_had_for >= self.recovery.first_timeout()
     }
 
     /// Is a segment acknowledged that the peer says it has not? Whichever segment reached it last, its acknowledgement
