@@ -95,6 +95,20 @@ fn a_peer_window_of_32_segments_is_assumed_until_it_is_told() {
     assert_eq!(small.longest(), 8);
 }
 
+/// Its reader may be late: then the window that it tells is what is left of it.
+#[test]
+fn what_a_peer_has_received_may_be_missing_in_the_first_window_that_it_tells() {
+    for (una, wnd, longest) in [(3, 2, 5), (30, 2, 32), (30, 10, 32), (30, 100, 100)] {
+        let mut peer = WindowPeer::new();
+        for _ in 0..una {
+            peer.session.send_slice(&[1; 1000]).unwrap();
+        }
+        peer.drain_commands();
+        peer.acknowledges(una, wnd);
+        assert_eq!(peer.longest(), longest);
+    }
+}
+
 /// Whether the segment waits to be sent for the first time, or was sent before the window was known to be closed.
 #[test]
 fn a_closed_window_is_probed_with_growing_intervals() {

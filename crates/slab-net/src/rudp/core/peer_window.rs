@@ -24,6 +24,8 @@ impl Session {
             window = 0; // This may have been sent earlier.
         }
         let edge = una.wrapping_add(window);
+        // Of these, as many as its reader has not taken are missing in what it tells.
+        let received = diff(una, self.peer.latest_una).max(0) as u32;
         if before(self.peer.latest_una, una) {
             self.peer.latest_una = una;
             if self.peer.has_some_since == 0 {
@@ -42,7 +44,7 @@ impl Session {
         self.peer.largest_window = if self.peer.has_told_window || self.peer.is_ours {
             self.peer.largest_window.max(window)
         } else if window > 0 {
-            window
+            window.max(DEFAULT_WINDOW.min(window + received))
         } else {
             // An empty window says nothing of its size.
             DEFAULT_WINDOW
