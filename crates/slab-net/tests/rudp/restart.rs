@@ -1,11 +1,16 @@
-//! Peers of other implementations that begin anew with the conversation in the middle of a session, or go on with one
-//! that began anew here.
+//! Peers that begin anew with the conversation: of other implementations in the middle of a session, and of this library
+//! after its end; and those that go on with a session that began anew here.
 
 use crate::common::pair::{CONV, datagram, header, push, segments_of, transmit};
+use crate::common::sockets::{TIMEOUT, any, fast, pool};
 use slab_net::rudp::wire::{Command, Header};
-use slab_net::rudp::{CloseReason, MemoryBudget, Rejection, Session, SessionConfig, Side, Time};
+use slab_net::rudp::{
+    CloseReason, Endpoint, MemoryBudget, Rejection, Session, SessionConfig, Side, Time,
+};
 use slab_net::{Packet, PacketPool};
 use std::time::Duration;
+use tokio::net::UdpSocket;
+use tokio::time::timeout;
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 
@@ -298,4 +303,48 @@ fn what_is_late_and_here_already_is_a_duplicate() {
     assert_eq!(after.received_datagrams - before.received_datagrams, 2);
     assert_eq!(after.rejected_datagrams(), 0);
     assert!(transmit(&mut client, now + 20 * MILLISECOND).is_empty());
+}
+
+/// It asks with a token of its own. The notice for the one before has that one's, so it would be refused as forged for as
+/// long as the session is remembered.
+#[tokio::test]
+async fn who_opens_a_remembered_session_anew_is_told_that_it_is_not_known() {
+    const TOKENS: [u32; 2] = [5, 6];
+    let peer = UdpSocket::bind(any()).await.unwrap();
+    let endpoint = Endpoint::bind(any(), &pool(), fast()).unwrap();
+    peer.connect(endpoint.local_addr()).await.unwrap();
+    let client = endpoint.connect(peer.local_addr().unwrap()).unwrap();
+    let conv = client.conv();
+    // With the `frg` of this library.
+    let say = async |cmd, ts| {
+        let said = Header {
+            conv,
+            frg: 1,
+            ts,
+            una: 0,
+            ..header(cmd)
+        };
+        peer.send(&datagram(said, &[])).await.unwrap();
+    };
+    let heard = async |cmd| {
+        let mut buf = [0; 2000];
+        loop {
+            let len = timeout(TIMEOUT, peer.recv(&mut buf)).await.unwrap();
+            let headers = segments_of(&buf[..len.unwrap()]);
+            if let Some(header) = headers.into_iter().find(|header| header.cmd == cmd) {
+                break header;
+            }
+        }
+    };
+    let (ready, ()) = tokio::join!(client.ready(), async {
+        let token = heard(Command::AskWindow).await.ts;
+        say(Command::TellWindow, token).await;
+        say(Command::AskWindow, TOKENS[0]).await;
+    });
+    ready.unwrap();
+    client.abort();
+    drop(client);
+    assert_eq!(heard(Command::Close).await.ts, TOKENS[0]);
+    say(Command::AskWindow, TOKENS[1]).await;
+    assert_eq!(heard(Command::Close).await.ts, TOKENS[1]);
 }

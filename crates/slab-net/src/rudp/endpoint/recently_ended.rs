@@ -62,10 +62,11 @@ impl RecentlyEnded {
         ended.is_some_and(|ended| ended.until > now)
     }
 
-    /// Is there anything to tell the peer of an ended session?
-    pub(super) fn has_notice(&self, key: &Key) -> bool {
-        let ended = self.sessions.get(key);
-        ended.is_some_and(|ended| ended.notice.is_some())
+    /// Is there anything to tell the peer of an ended session? `token` is that of its question, if it asks: one with
+    /// another has opened the session anew, and would take the notice for forged.
+    pub(super) fn has_notice(&self, key: &Key, token: Option<u32>) -> bool {
+        let notice = self.sessions.get(key).and_then(|ended| ended.notice);
+        notice.is_some_and(|notice| token.is_none_or(|token| token == notice.ts))
     }
 
     /// Returns what to answer to a peer that has not noticed the end, unless that was sent a moment ago.

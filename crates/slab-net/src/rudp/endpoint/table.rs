@@ -265,7 +265,7 @@ impl Table {
 
     /// The answer to a datagram for a session that ended a short time ago, or that is not known, if its sender has not
     /// noticed. One that ended with an unproved address, or before anything had come from its peer that a notice could
-    /// prove itself by, is as one that is not known: only a question is answered.
+    /// prove itself by, or that its peer has opened anew, is as one that is not known: only a question is answered.
     pub(super) fn reminder(
         &mut self,
         peer: SocketAddr,
@@ -277,10 +277,12 @@ impl Table {
         if !needs_reminder(datagram) {
             return None;
         }
+        let reset = not_known(datagram);
+        let token = reset.map(|reset| reset.ts);
         let ended = &self.recently_ended;
-        match ended.contains(&key, now) && ended.has_notice(&key) {
+        match ended.contains(&key, now) && ended.has_notice(&key, token) {
             true => self.recently_ended.reminder(&key, now),
-            false => not_known(datagram),
+            false => reset,
         }
     }
 
