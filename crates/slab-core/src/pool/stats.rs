@@ -48,10 +48,13 @@ pub struct ClassStats {
     /// Frees since the pool was built.
     pub frees: u64,
     /// A lower bound of the frees on a thread that had not allocated the chunk: what each thread freed
-    /// beyond what it allocated. Exact where chunks flow one way, too low where threads exchange chunks in
+    /// beyond what it allocated. Close where chunks flow one way, far too low where threads exchange chunks in
     /// both directions: to count each would cost every free. Only magazines know what their thread did: without them it
-    /// is zero, and what is freed while anybody waits is not in it. It is split from the frees at each snapshot, so
-    /// neither it nor the rest of the frees ever falls.
+    /// is zero, and what is freed while anybody waits, or while free chunks are collected (at the cap, or by a
+    /// [`trim`](crate::SlabPool::trim)), is not in it. It is split from the frees at each snapshot, so neither it nor
+    /// the rest of the frees ever falls; and some of what is freed during a snapshot may never get into it. A snapshot
+    /// that is interrupted as it reads the magazine of a busy thread can make it too high, by that magazine's capacity at
+    /// most.
     pub frees_remote: u64,
     /// Chunks that left the magazines since the pool was built: batches that full magazines gave to the
     /// depot, all that a thread held when it ended or flushed, and what was collected from it. The last are
