@@ -117,9 +117,9 @@ pub enum CloseReason {
     /// A segment was sent as often as [`dead_link`](super::SessionConfig::dead_link) allows, and nothing sent after
     /// it was acknowledged.
     DeadLink,
-    /// The peer gave no sign of life for [the idle timeout](super::SessionConfig::idle_timeout), or sent only what is
-    /// behind the first segment; or, before it had proved its address, was silent or acknowledged nothing for [that of
-    /// its proof](super::SessionConfig::unproved_timeout).
+    /// The peer gave no sign of life for [the idle timeout](super::SessionConfig::idle_timeout), or, as one of another
+    /// implementation, sent only what is behind the first segment; or, before it had proved its address, was silent or
+    /// acknowledged nothing for [that of its proof](super::SessionConfig::unproved_timeout).
     TimedOut,
     /// Nobody listens at the peer's address: its host said so before anything else came from there.
     Refused,

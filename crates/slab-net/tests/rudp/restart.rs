@@ -1,7 +1,7 @@
 //! Peers that begin anew with the conversation: of other implementations in the middle of a session, and of this library
 //! after its end; and those that go on with a session that began anew here.
 
-use crate::common::pair::{CONV, datagram, header, push, segments_of, transmit};
+use crate::common::pair::{CONV, Pair, datagram, header, push, segments_of, transmit};
 use crate::common::sockets::{TIMEOUT, any, fast, pool};
 use slab_net::rudp::wire::{Command, Header};
 use slab_net::rudp::{
@@ -223,6 +223,59 @@ fn a_session_whose_beginning_never_comes_ends() {
         }
         assert_eq!((server.is_validated(), server.ended()), (true, ended));
     }
+}
+
+/// That is a sign of life, although nothing was one since what came first.
+#[test]
+fn a_session_whose_beginning_comes_late_goes_on() {
+    let mut server = open(Side::Server);
+    let end = Time::ZERO + Duration::from_secs(10);
+    for (sn, millis) in [(1, 0), (0, 9999)] {
+        let next = Header {
+            sn,
+            una: 0,
+            ..push(b"x")
+        };
+        let next = Packet::from(datagram(next, b"x"));
+        let now = Time::ZERO + millis * MILLISECOND;
+        server.handle_datagram(now, next).unwrap();
+    }
+    server.handle_timeout(end);
+    assert_eq!((server.ended(), server.recv().is_some()), (None, true));
+}
+
+/// Short datagrams arrive, and long ones do not, as where a path takes no such packets for a while.
+#[test]
+fn a_peer_of_this_library_is_not_gone_while_its_beginning_is_lost() {
+    let (idle, step) = (Duration::from_secs(1), 10 * MILLISECOND);
+    let config = SessionConfig::fast().idle_timeout(idle);
+    let mut pair = Pair::with_config(config.keepalive(idle / 4));
+    pair.client.send_slice(&[1; 1300]).unwrap();
+    pair.client.send_slice(&[2; 300]).unwrap();
+    let mut read = Vec::new();
+    while pair.now.since(Time::ZERO) < 4 * idle {
+        pair.now = pair.now + step;
+        let (pool, now) = (&pair.pool, pair.now);
+        pair.client.handle_timeout(now);
+        pair.server.handle_timeout(now);
+        let longest = match now.since(Time::ZERO) < 3 * idle {
+            true => 1000,
+            false => 2000,
+        };
+        for sent in transmit(&mut pair.client, now) {
+            if sent.len() < longest {
+                let sent = pool.try_copy_from_slice(&sent).unwrap();
+                pair.server.handle_datagram(now, sent).unwrap();
+            }
+        }
+        for sent in transmit(&mut pair.server, now) {
+            let sent = pool.try_copy_from_slice(&sent).unwrap();
+            pair.client.handle_datagram(now, sent).unwrap();
+        }
+        read.extend(pair.server.recv().map(|message| message.len()));
+    }
+    assert_eq!((pair.client.ended(), pair.server.ended()), (None, None));
+    assert_eq!(read, [1300, 300]);
 }
 
 /// Its first segments are where the session has had others, and the next ones would be read behind those. What is late

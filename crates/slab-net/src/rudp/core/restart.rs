@@ -12,8 +12,9 @@
 //! All else that comes from it [is no sign of life](Session::is_sign_of_life), so that otherwise time ends the session.
 //! Nor is anything delivered meanwhile [that it sends](Session::is_of_new_beginning).
 //!
-//! If it was this end that has begun anew, a peer that had nothing to acknowledge may go on: what it sends is behind a
-//! beginning that it will not send again. Nothing that comes before the beginning is a sign of life.
+//! If it was this end that has begun anew, a peer of another implementation that had nothing to acknowledge may go on:
+//! what it sends is behind a beginning that it will not send again. Until the beginning comes, nothing else from such a
+//! peer is a sign of life. One of this library sees by the first acknowledgement that this end lacks what it had.
 
 use super::super::wire::{Command, Header, segments};
 use super::send::Slot;
@@ -25,8 +26,9 @@ impl Session {
     /// Does it show that the peer still has its state? One that has begun anew answers whatever it is asked, but lacks
     /// what the one before had; and a server that would open the session for a cookie does not know it any more.
     pub(super) fn is_sign_of_life(&self, datagram: &[u8]) -> bool {
-        if self.receive.lacks_beginning() {
-            return false;
+        let mut headers = segments(datagram).flatten().map(|(header, _)| header);
+        if self.receive.lacks_beginning() && !self.peer.is_ours {
+            return headers.any(|header| header.cmd == Command::Push && header.sn == 0);
         }
         let Peer {
             has_told_window,
@@ -35,7 +37,6 @@ impl Session {
         } = self.peer;
         let is_current =
             |header: &Header| header.cmd != Command::Cookie && !before(header.una, latest_una);
-        let mut headers = segments(datagram).flatten().map(|(header, _)| header);
         !has_told_window || headers.any(|header| is_current(&header))
     }
 
