@@ -202,9 +202,9 @@ struct Peer {
     window_edge: u32,
     /// The first segment beyond our window, as the peer was last told.
     advertised_edge: u32,
-    /// The most segments of a message that it accepts, as far as is known: the largest window it has told, at first
-    /// with what may be unread in it, up to the one assumed before; or what a peer that runs this library says in a
-    /// WINS.
+    /// The most segments of a message that it accepts, as far as is known: the largest window it has told, or the one
+    /// assumed before that, if the first was so much less as may be unread; or what a peer that runs this library says
+    /// in a WINS.
     largest_window: u32,
     /// Has it told its window? Every segment does.
     has_told_window: bool,

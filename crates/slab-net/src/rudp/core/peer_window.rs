@@ -24,7 +24,7 @@ impl Session {
             window = 0; // This may have been sent earlier.
         }
         let edge = una.wrapping_add(window);
-        // Of these, as many as its reader has not taken are missing in what it tells.
+        // What its reader has not taken of these is missing in what it tells.
         let received = diff(una, self.peer.latest_una).max(0) as u32;
         if before(self.peer.latest_una, una) {
             self.peer.latest_una = una;
@@ -43,11 +43,13 @@ impl Session {
         }
         self.peer.largest_window = if self.peer.has_told_window || self.peer.is_ours {
             self.peer.largest_window.max(window)
-        } else if window > 0 {
-            window.max(DEFAULT_WINDOW.min(window + received))
+        } else if window > 0 && window + received < DEFAULT_WINDOW {
+            // Less than was assumed, however late its reader is. Nobody can read a message that is longer than all of it,
+            // and who sent that would wait for ever.
+            window
         } else {
             // An empty window says nothing of its size.
-            DEFAULT_WINDOW
+            window.max(DEFAULT_WINDOW)
         };
         self.peer.has_told_window = true;
         let known = self.peer.is_known() && self.path.validated && !self.peer.doubts_our_address;
