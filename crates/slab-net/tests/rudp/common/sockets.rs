@@ -35,9 +35,9 @@ pub(crate) fn any() -> SocketAddr {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     // On other systems a loopback interface has only one address.
     let host = if cfg!(target_os = "linux") {
-        let [.., high, low] = std::process::id().to_be_bytes();
-        let last = NEXT.fetch_add(1, Ordering::Relaxed) % 254 + 1;
-        [127, high, low, last as u8]
+        let number = NEXT.fetch_add(1, Ordering::Relaxed) % 1022 + 1;
+        let [_, high, middle, low] = (std::process::id() << 10 | number).to_be_bytes();
+        [127, high, middle, low]
     } else {
         [127, 0, 0, 1]
     };
