@@ -2,7 +2,7 @@
 //! after its end; and those that go on with a session that began anew here.
 
 use crate::common::pair::{CONV, Pair, datagram, header, push, segments_of, transmit};
-use crate::common::sockets::{TIMEOUT, any, fast, pool};
+use crate::common::sockets::{TIMEOUT, accept, any, fast, pool, recv, wait_until};
 use slab_net::rudp::wire::{Command, Header};
 use slab_net::rudp::{
     CloseReason, Endpoint, MemoryBudget, Rejection, Session, SessionConfig, Side, Time,
@@ -400,4 +400,23 @@ async fn who_opens_a_remembered_session_anew_is_told_that_it_is_not_known() {
     assert_eq!(heard(Command::Close).await.ts, TOKENS[0]);
     say(Command::AskWindow, TOKENS[1]).await;
     assert_eq!(heard(Command::Close).await.ts, TOKENS[1]);
+}
+
+/// Its peer still remembers the session that had the number before.
+#[tokio::test]
+async fn a_session_that_takes_a_number_again_too_soon_is_reset() {
+    let open = || Endpoint::bind(any(), &pool(), fast()).unwrap();
+    let (server, clients) = (open(), open());
+    let connect = || clients.connect_as(server.local_addr(), 7).unwrap();
+    let first = connect();
+    first.send_slice(b"x").await.unwrap();
+    let accepted = accept(&server).await;
+    assert_eq!(recv(&accepted).await, b"x");
+    let (closed, _) = tokio::join!(first.close(), accepted.close());
+    closed.unwrap();
+    drop((first, accepted));
+    wait_until(&clients, "gone", |ends| ends.stats().sessions == 0).await;
+    wait_until(&server, "gone", |ends| ends.stats().sessions == 0).await;
+    let again = timeout(TIMEOUT, connect().ready()).await.unwrap();
+    assert_eq!(again, Err(CloseReason::Reset));
 }
