@@ -139,18 +139,17 @@ impl Session {
         };
         let mut applied = Ok(());
         let mut has_push = false;
-        // Where the rest of the datagram begins.
-        let mut cut = 0;
         let mut at = 0;
-        while at < datagram.len() + cut {
-            let Some(Ok((header, payload))) = segments(&datagram[at - cut..]).next() else {
+        // The last payload takes the datagram along, which is then empty.
+        while at < datagram.len() {
+            let Some(Ok((header, payload))) = segments(&datagram[at..]).next() else {
                 break;
             };
             let payload = payload.start + at..payload.end + at;
             at = payload.end;
             if header.cmd == Command::Cookie {
                 // Not part of a session yet: the other fields say nothing.
-                self.on_cookie(&header, &datagram[payload.start - cut..payload.end - cut]);
+                self.on_cookie(&header, &datagram[payload]);
                 continue;
             }
             let newer = |&(una, _): &(u32, u32)| before(una, header.una);
@@ -178,11 +177,11 @@ impl Session {
                         }
                         continue;
                     }
-                    let segment = take_payload(&mut datagram, &mut cut, payload);
+                    let segment = take_payload(&mut datagram, payload);
                     self.on_push(&header, segment, batch);
                 }
                 Command::Datagram => {
-                    let payload = take_payload(&mut datagram, &mut cut, payload);
+                    let payload = take_payload(&mut datagram, payload);
                     // It carries our token, which was sent to that address only.
                     self.on_address_validated();
                     self.on_datagram(payload, batch.transient);
@@ -503,18 +502,16 @@ fn is_challenge(datagram: &[u8]) -> bool {
         .any(|(header, _)| header.cmd == Command::Push && header.sn == u32::MAX && header.len == 0)
 }
 
-/// Takes the payload at `range` out of a datagram whose first `cut` bytes are already gone. The last payload takes
-/// the datagram itself, so that no reference is counted.
-fn take_payload(datagram: &mut Packet, cut: &mut usize, range: Range<usize>) -> Packet {
+/// Takes the payload at `range` out of a datagram. The last payload takes the datagram itself, so that no reference is
+/// counted.
+fn take_payload(datagram: &mut Packet, range: Range<usize>) -> Packet {
     if range.is_empty() {
         return Packet::new();
     }
-    let end = datagram.len() + *cut;
-    if range.end < end {
-        return datagram.slice(range.start - *cut..range.end - *cut);
+    if range.end < datagram.len() {
+        return datagram.slice(range);
     }
     let mut last = core::mem::take(datagram);
-    last.advance(range.start - *cut);
-    *cut = end;
+    last.advance(range.start);
     last
 }
