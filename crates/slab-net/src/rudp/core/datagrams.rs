@@ -7,7 +7,8 @@
 
 use super::super::budget::Account;
 use super::super::error::{SendError, Unsent};
-use super::super::wire::{Command, HEADER_BYTES, Header};
+use super::super::wire::{Command, Header};
+use super::output::ControlWriter;
 use super::{Phase, Session};
 use crate::packet::{Packet, PacketPool};
 use std::collections::VecDeque;
@@ -209,19 +210,15 @@ impl Session {
         datagrams.is_some_and(Datagrams::has_unsent) && self.allowance() >= self.context.config.mtu
     }
 
-    /// Adds waiting datagrams to a datagram whose first `at` bytes are written, as far as there is room; returns
-    /// its length.
-    pub(super) fn write_datagrams(&mut self, to: &mut [u8], mut at: usize) -> usize {
+    /// Writes waiting datagrams, as far as there is room.
+    pub(super) fn write_datagrams(&mut self, to: &mut ControlWriter<'_>) {
         while self.has_datagram_to_send() && self.is_datagram_next() {
             let header = self.header(Command::Datagram);
             let Some(datagrams) = self.datagrams.as_deref_mut() else {
                 break;
             };
-            let next = datagrams
-                .unsent
-                .front()
-                .map_or(0, |(packet, _)| packet.len());
-            if at + HEADER_BYTES + next > self.context.config.mtu {
+            let next = datagrams.unsent.front();
+            if !next.is_some_and(|(packet, _)| to.has_room_for(packet.len())) {
                 break;
             }
             let Some((packet, bytes)) = datagrams.unsent.pop_front() else {
@@ -233,17 +230,13 @@ impl Session {
                 len: packet.len() as u32,
                 ..header
             };
-            header.encode(&mut to[at..]);
-            at += HEADER_BYTES;
-            to[at..at + packet.len()].copy_from_slice(&packet);
-            at += packet.len();
+            to.put(header, &packet);
             self.stats.sent_unreliable += 1;
             if self.rate.is_some() {
                 self.pacer.take();
                 self.last_paced_was_datagram = true;
             }
         }
-        at
     }
 
     /// With pacing, datagrams and segments take turns: one datagram, then what is sent of the segments in one piece.

@@ -83,7 +83,7 @@ impl Layout {
 }
 
 /// Writes the segments of a datagram that are not PUSH, one behind the other.
-struct ControlWriter<'a> {
+pub(super) struct ControlWriter<'a> {
     to: &'a mut [u8],
     at: usize,
     limit: usize,
@@ -91,10 +91,15 @@ struct ControlWriter<'a> {
 
 impl ControlWriter<'_> {
     fn has_room(&self) -> bool {
-        self.at + HEADER_BYTES <= self.limit
+        self.has_room_for(0)
     }
 
-    fn put(&mut self, header: Header, payload: &[u8]) {
+    /// Is there room for a segment with so many bytes of payload?
+    pub(super) fn has_room_for(&self, payload: usize) -> bool {
+        self.at + HEADER_BYTES + payload <= self.limit
+    }
+
+    pub(super) fn put(&mut self, header: Header, payload: &[u8]) {
         header.encode(&mut self.to[self.at..]);
         self.at += HEADER_BYTES;
         self.to[self.at..self.at + payload.len()].copy_from_slice(payload);
@@ -133,10 +138,16 @@ impl Session {
         }
         self.rate = rate.map(|rate| rate as f32);
         let has_segment = self.next_segment().is_some();
-        let control = self.write_control(scratch, has_segment);
-        let control = self.write_datagrams(scratch, control);
-        if control > 0 {
-            return self.gather(scratch, control, 1);
+        let mut control = ControlWriter {
+            to: scratch,
+            at: 0,
+            limit: self.context.config.mtu.min(self.allowance()),
+        };
+        self.write_control(&mut control, has_segment);
+        self.write_datagrams(&mut control);
+        let written = control.at;
+        if written > 0 {
+            return self.gather(scratch, written, 1);
         }
         if !has_segment {
             self.start_probing_if_blocked();
@@ -187,20 +198,17 @@ impl Session {
         }
     }
 
-    /// Writes all that is not PUSH or an unreliable datagram, as far as it fits in a datagram; returns its length.
-    fn write_control(&mut self, to: &mut [u8], has_segment: bool) -> usize {
-        let limit = self.context.config.mtu.min(self.allowance());
-        let mut control = ControlWriter { to, at: 0, limit };
+    /// Writes all that is not PUSH or an unreliable datagram, as far as it fits in a datagram.
+    fn write_control(&mut self, control: &mut ControlWriter<'_>, has_segment: bool) {
         if self.ended().is_none() {
-            self.write_acks(&mut control, has_segment);
-            self.write_windows(&mut control);
+            self.write_acks(control, has_segment);
+            self.write_windows(control);
         }
         while control.has_room()
             && let Some(notice) = self.next_notice()
         {
             control.put(notice, &[]);
         }
-        control.at
     }
 
     /// Those that are due, or all if a segment goes along.
