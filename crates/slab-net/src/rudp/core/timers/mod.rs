@@ -268,29 +268,22 @@ impl Session {
             }
             return;
         }
-        let now = self.now;
-        let since = self
-            .message_wait
-            .get_or_insert_with(|| {
-                Box::new(MessageWait {
-                    since: now,
-                    retry_at: now,
-                })
+        let (now, longest) = (self.now, self.silence_limit());
+        let wait = self.message_wait.get_or_insert_with(|| {
+            Box::new(MessageWait {
+                since: now,
+                retry_at: now,
             })
-            .since;
-        let (waited, end) = (now.since(since), since + self.silence_limit());
+        });
+        let end = wait.since + longest;
         if self.receive.is_largest() || end <= now {
             return self.reset(CloseReason::MessageTooLong);
         }
-        let again = now + waited.clamp(GROW_RETRY_FIRST, GROW_RETRY_LONGEST);
-        if let Some(wait) = &mut self.message_wait {
-            let at = if wait.retry_at <= now {
-                again
-            } else {
-                wait.retry_at
-            };
-            wait.retry_at = at.min(end);
+        if wait.retry_at <= now {
+            let waited = now.since(wait.since);
+            wait.retry_at = now + waited.clamp(GROW_RETRY_FIRST, GROW_RETRY_LONGEST);
         }
+        wait.retry_at = wait.retry_at.min(end);
     }
 
     fn time_out(&mut self) {
