@@ -112,16 +112,22 @@ impl Blocks {
             Some(open) if self.blocks[open as usize].buf.tailroom() >= needed => open,
             _ => self.open_block(needed, more, alone, pool)?,
         };
+        Some(self.append(block, payload))
+    }
+
+    /// Lays out a segment at the end of a block, which has room for it.
+    #[inline(always)]
+    fn append(&mut self, block: u32, payload: &[u8]) -> Place {
         let Block { buf, live, .. } = &mut self.blocks[block as usize];
         let offset = buf.len() as u32;
         buf.extend_from_slice(&[0; HEADER_BYTES]);
         buf.extend_from_slice(payload);
         *live += 1;
-        Some(Place {
+        Place {
             block,
             offset,
             len: payload.len() as u32,
-        })
+        }
     }
 
     /// As [`push`](Self::push), for a small segment that must not wait for memory: if the budget or the pool has
@@ -130,15 +136,9 @@ impl Blocks {
         if let Some(place) = self.push(payload, 0, true, pool) {
             return Some(place);
         }
-        let mut buf = pool.try_from_heap(HEADER_BYTES + payload.len())?;
-        buf.extend_from_slice(&[0; HEADER_BYTES]);
-        buf.extend_from_slice(payload);
-        let block = self.add(buf, 1, 0);
-        Some(Place {
-            block,
-            offset: 0,
-            len: payload.len() as u32,
-        })
+        let buf = pool.try_from_heap(HEADER_BYTES + payload.len())?;
+        let block = self.add(buf, 0, 0);
+        Some(self.append(block, payload))
     }
 
     /// Lengthens a segment by as much of `payload` as there is room for, up to `max` bytes, if it is the last one
