@@ -178,28 +178,27 @@ impl Uring {
 }
 
 impl Ring {
-    /// Makes batches of the kernel's completions, and returns their number.
+    /// Makes batches of the buffers that the kernel has filled, and returns their number.
     fn reap(&mut self, socket: &Socket, reader: &mut Reader) -> io::Result<usize> {
-        let (mut reaped, mut filled) = (0, 0);
+        let mut reaped = 0;
         // Bounded: a buffer whose payload is copied is lent again, and may be filled again at once.
         while reaped < reader.max_slots() {
             match self.next() {
                 None => break,
                 Some(Ok(buffer)) => {
                     let drops = self.deliver(buffer, socket, reader);
-                    if filled == 0 {
+                    if reaped == 0 {
                         bump(&socket.counters.receive.calls, 1);
                     }
-                    filled += 1;
+                    reaped += 1;
                     reader.log(drops);
                 }
-                Some(Err(error)) if filled == 0 => return Err(error),
+                Some(Err(error)) if reaped == 0 => return Err(error),
                 Some(Err(error)) => {
                     self.deferred_error = Some(error);
                     break;
                 }
             }
-            reaped += 1;
         }
         Ok(reaped)
     }
