@@ -51,8 +51,7 @@ fn refused_datagrams_do_not_keep_a_session_alive() {
     while pair.client.ended().is_none() {
         assert!(pair.now.since(silent_since) < Duration::from_secs(61));
         pair.now = pair.now + Duration::from_secs(1);
-        let packet = pair.pool.try_copy_from_slice(&forged).unwrap();
-        let refused = pair.client.handle_datagram(pair.now, packet);
+        let refused = pair.client_receives(&forged);
         assert_eq!(refused, Err(Rejection::UnaBeyondSent));
         transmit(&mut pair.client, pair.now);
     }
@@ -97,8 +96,7 @@ fn impossible_fragment_numbers_are_refused() {
     // No more than the receive window has room for.
     let mut pair = Pair::with_config(SessionConfig::fast().window(32, 128));
     for (frg, answer) in [(128, Err(Rejection::TooManyFragments)), (127, Ok(()))] {
-        let packet = pair.pool.try_copy_from_slice(&forged(frg)).unwrap();
-        assert_eq!(pair.server.handle_datagram(pair.now, packet), answer);
+        assert_eq!(pair.server_receives(&forged(frg)), answer);
     }
 }
 
@@ -171,8 +169,7 @@ fn an_ack_between_two_transmission_times_ends_no_session() {
             ts,
             ..header(Command::Ack)
         };
-        let packet = pair.pool.try_copy_from_slice(&datagram(anew, b""));
-        let taken = pair.client.handle_datagram(pair.now, packet.unwrap());
+        let taken = pair.client_receives(&datagram(anew, b""));
         assert_eq!((taken, pair.client.ended()), (Ok(()), ended));
         assert!(!pair.client.is_sent(), "nor does it acknowledge");
     }
@@ -192,8 +189,7 @@ fn a_forged_window_costs_no_more_than_the_send_window() {
         wnd: u16::MAX,
         ..header(Command::TellWindow)
     };
-    let packet = pair.pool.try_copy_from_slice(&datagram(huge, b"")).unwrap();
-    pair.client.handle_datagram(pair.now, packet).unwrap();
+    pair.client_receives(&datagram(huge, b"")).unwrap();
     let burst = transmit(&mut pair.client, pair.now);
     let pushes = burst.iter().flat_map(|datagram| segments_of(datagram));
     let pushes = pushes.filter(|header| header.cmd == Command::Push);
@@ -246,11 +242,7 @@ fn fragments_that_do_not_count_down_are_refused() {
             frg: 200,
             ..push(b"x")
         };
-        let packet = pair
-            .pool
-            .try_copy_from_slice(&datagram(endless, b"x"))
-            .unwrap();
-        let _ = pair.server.handle_datagram(pair.now, packet);
+        let _ = pair.server_receives(&datagram(endless, b"x"));
     }
     let stats = pair.server.stats();
     assert!(stats.rejected_for(Rejection::TooManyFragments) >= 15);
@@ -270,8 +262,7 @@ fn fragments_that_do_not_fit_their_neighbours_are_refused_in_any_order() {
             ..push(b"x")
         });
         let all = endless.map(|header| datagram(header, b"x")).concat();
-        let packet = pair.pool.try_copy_from_slice(&all).unwrap();
-        let handled = pair.server.handle_datagram(pair.now, packet);
+        let handled = pair.server_receives(&all);
         assert_eq!(handled, Err(Rejection::TooManyFragments));
     }
     let stats = pair.server.stats();
@@ -292,11 +283,7 @@ fn every_window_probe_is_answered_with_its_ts() {
         ts: 77,
         ..header(Command::AskWindow)
     };
-    let packet = pair
-        .pool
-        .try_copy_from_slice(&datagram(probe, b""))
-        .unwrap();
-    pair.client.handle_datagram(pair.now, packet).unwrap();
+    pair.client_receives(&datagram(probe, b"")).unwrap();
     let answers = transmit(&mut pair.client, pair.now);
     let (answer, _) = segments(&answers[0]).next().unwrap().unwrap();
     assert_eq!((answer.cmd, answer.ts), (Command::TellWindow, 77));

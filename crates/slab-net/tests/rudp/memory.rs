@@ -282,10 +282,7 @@ fn a_message_without_bytes_needs_no_memory() {
             una: 0,
             ..push(b"")
         };
-        let packet = pair.pool.try_copy_from_slice(&datagram(header, b""));
-        pair.server
-            .handle_datagram(pair.now, packet.unwrap())
-            .unwrap();
+        pair.server_receives(&datagram(header, b"")).unwrap();
     }
     let rest = exhaust_all(&pair.pool);
     assert_eq!(pair.server.recv(), Some(Packet::new()));

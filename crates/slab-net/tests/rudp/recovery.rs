@@ -180,8 +180,7 @@ fn acknowledge(pair: &mut Pair, una: u32, sent: &[Header]) {
             una,
             ..header(Command::Ack)
         };
-        let ack = pair.pool.try_copy_from_slice(&datagram(ack, b""));
-        pair.client.handle_datagram(pair.now, ack.unwrap()).unwrap();
+        pair.client_receives(&datagram(ack, b"")).unwrap();
     }
 }
 

@@ -16,8 +16,7 @@ fn a_forged_address_gets_at_most_three_times_what_it_sent() {
         ..push(b"x")
     };
     let opening = datagram(first, b"x");
-    let packet = pair.pool.try_copy_from_slice(&opening).unwrap();
-    pair.server.handle_datagram(pair.now, packet).unwrap();
+    pair.server_receives(&opening).unwrap();
     let mut out = 0;
     let mut queued = 0;
     while pair.server.ended().is_none() && pair.now < Time::from_micros(200_000_000) {
@@ -45,8 +44,7 @@ fn the_amplification_limit_always_holds_and_ends_with_the_first_echo() {
     let datagrams = transmit(&mut pair.client, pair.now);
     let received: usize = datagrams.iter().map(Vec::len).sum();
     for datagram in &datagrams {
-        let packet = pair.pool.try_copy_from_slice(datagram).unwrap();
-        pair.server.handle_datagram(pair.now, packet).unwrap();
+        pair.server_receives(datagram).unwrap();
     }
     for _ in 0..30 {
         pair.server.send_slice(&[2; 90]).unwrap();
@@ -56,8 +54,7 @@ fn the_amplification_limit_always_holds_and_ends_with_the_first_echo() {
     assert!(bytes > received && bytes <= 3 * received);
     assert!(!pair.server.is_validated());
     for datagram in sent {
-        let packet = pair.pool.try_copy_from_slice(&datagram).unwrap();
-        pair.client.handle_datagram(pair.now, packet).unwrap();
+        pair.client_receives(&datagram).unwrap();
     }
     pair.settle();
     assert!(pair.server.is_validated());
@@ -72,8 +69,7 @@ fn an_ack_between_two_transmission_times_proves_no_address() {
     let mut pair = Pair::new();
     pair.client.send_slice(&[1; 500]).unwrap();
     for datagram in transmit(&mut pair.client, pair.now) {
-        let packet = pair.pool.try_copy_from_slice(&datagram).unwrap();
-        pair.server.handle_datagram(pair.now, packet).unwrap();
+        pair.server_receives(&datagram).unwrap();
     }
     assert_eq!(pair.server.recv().unwrap(), [1; 500][..]);
     pair.server.send_slice(b"answer").unwrap();
@@ -97,8 +93,7 @@ fn an_ack_between_two_transmission_times_proves_no_address() {
         ..header(Command::Ack)
     };
     assert!(!times.contains(&guess.ts));
-    let packet = pair.pool.try_copy_from_slice(&datagram(guess, b""));
-    let taken = pair.server.handle_datagram(pair.now, packet.unwrap());
+    let taken = pair.server_receives(&datagram(guess, b""));
     assert_eq!(taken, Ok(()), "as far as is known it could be an echo");
     assert!(!pair.server.is_validated());
 }
@@ -110,8 +105,7 @@ fn an_ack_with_the_ts_of_a_transmission_proves_the_address() {
         let mut pair = Pair::new();
         pair.client.send_slice(&[1; 500]).unwrap();
         let opening = transmit(&mut pair.client, pair.now);
-        let packet = pair.pool.try_copy_from_slice(&opening[0]).unwrap();
-        pair.server.handle_datagram(pair.now, packet).unwrap();
+        pair.server_receives(&opening[0]).unwrap();
         pair.server.send_slice(b"answer").unwrap();
         let mut times = Vec::new();
         while times.len() < 3 {
@@ -128,8 +122,7 @@ fn an_ack_with_the_ts_of_a_transmission_proves_the_address() {
             ts: times[which.min(times.len() - 1)],
             ..header(Command::Ack)
         };
-        let packet = pair.pool.try_copy_from_slice(&datagram(echo, b""));
-        let taken = pair.server.handle_datagram(pair.now, packet.unwrap());
+        let taken = pair.server_receives(&datagram(echo, b""));
         assert_eq!(taken, Ok(()));
         assert!(pair.server.is_validated());
     }
@@ -145,8 +138,7 @@ fn a_datagram_or_the_end_with_the_token_proves_the_address() {
             una: 0,
             ..push(&[1; 200])
         };
-        let packet = pair.pool.try_copy_from_slice(&datagram(hello, &[1; 200]));
-        let taken = pair.server.handle_datagram(pair.now, packet.unwrap());
+        let taken = pair.server_receives(&datagram(hello, &[1; 200]));
         assert_eq!(taken, Ok(()));
         let answer = transmit(&mut pair.server, pair.now).concat();
         let mut asked = segments_of(&answer).into_iter();
@@ -161,8 +153,7 @@ fn a_datagram_or_the_end_with_the_token_proves_the_address() {
         };
         assert!(!pair.server.is_validated());
         let packet = datagram(shown, &token.to_le_bytes());
-        let packet = pair.pool.try_copy_from_slice(&packet).unwrap();
-        let taken = pair.server.handle_datagram(pair.now, packet);
+        let taken = pair.server_receives(&packet);
         assert_eq!(taken, Ok(()));
         assert!(pair.server.is_validated(), "{cmd:?}");
         assert!(pair.server.has_datagram() || pair.server.is_read_closed());
@@ -191,8 +182,7 @@ fn any_kcp_implementation_proves_its_address_without_data() {
         let pushed = pushed.filter(|header| header.cmd == Command::Push);
         for header in pushed.collect::<Vec<_>>() {
             let alone = datagram(header, b"only this way");
-            let packet = pair.pool.try_copy_from_slice(&alone).unwrap();
-            pair.server.handle_datagram(pair.now, packet).unwrap();
+            pair.server_receives(&alone).unwrap();
         }
         let answer = transmit(&mut pair.server, pair.now);
         assert!(!pair.server.is_validated());
@@ -203,8 +193,7 @@ fn any_kcp_implementation_proves_its_address_without_data() {
         assert_eq!((challenge[0].sn, challenge[0].len), (u32::MAX, 0));
         // The challenge goes to every peer; it has no other effect on one of ours.
         for datagram in &answer {
-            let packet = pair.pool.try_copy_from_slice(datagram).unwrap();
-            pair.client.handle_datagram(pair.now, packet).unwrap();
+            pair.client_receives(datagram).unwrap();
         }
         assert!(pair.client.recv().is_none());
         let echo = Header {
@@ -213,8 +202,7 @@ fn any_kcp_implementation_proves_its_address_without_data() {
             una: 0,
             ..header(Command::Ack)
         };
-        let packet = pair.pool.try_copy_from_slice(&datagram(echo, b"")).unwrap();
-        pair.server.handle_datagram(pair.now, packet).unwrap();
+        pair.server_receives(&datagram(echo, b"")).unwrap();
         assert_eq!(pair.server.is_validated(), guessed == 0);
     }
 }
@@ -229,8 +217,7 @@ fn the_answers_of_another_implementation_do_not_pass_for_ours() {
         una: 0,
         ..push(&[1; 100])
     };
-    let packet = pair.pool.try_copy_from_slice(&datagram(hello, &[1; 100]));
-    let taken = pair.server.handle_datagram(pair.now, packet.unwrap());
+    let taken = pair.server_receives(&datagram(hello, &[1; 100]));
     assert_eq!(taken, Ok(()));
     let sent = transmit(&mut pair.server, pair.now).concat();
     let mut flushed = Header {
@@ -248,14 +235,12 @@ fn the_answers_of_another_implementation_do_not_pass_for_ours() {
     assert!(asked && !answer.is_empty());
     flushed.cmd = Command::TellWindow;
     answer.extend(datagram(flushed, b""));
-    let packet = pair.pool.try_copy_from_slice(&answer).unwrap();
-    assert_eq!(pair.server.handle_datagram(pair.now, packet), Ok(()));
+    assert_eq!(pair.server_receives(&answer), Ok(()));
     assert!(pair.server.is_validated());
     assert!(!pair.server.is_peer_ours());
     // Nor does it get what only an end of this library understands, once it has asked for our window.
     flushed.cmd = Command::AskWindow;
-    let packet = pair.pool.try_copy_from_slice(&datagram(flushed, b""));
-    let taken = pair.server.handle_datagram(pair.now, packet.unwrap());
+    let taken = pair.server_receives(&datagram(flushed, b""));
     assert_eq!(taken, Ok(()));
     pair.server.finish(pair.now);
     let sent = transmit(&mut pair.server, pair.now).concat();
@@ -276,10 +261,7 @@ fn a_peer_that_sent_little_is_challenged_more_than_once() {
         una: 0,
         ..push(b"?")
     };
-    let packet = pair.pool.try_copy_from_slice(&datagram(first, b"?"));
-    pair.server
-        .handle_datagram(pair.now, packet.unwrap())
-        .unwrap();
+    pair.server_receives(&datagram(first, b"?")).unwrap();
     let asked = |pair: &mut Pair, cmd| {
         let sent = transmit(&mut pair.server, pair.now);
         let headers = sent.iter().flat_map(|datagram| segments_of(datagram));
@@ -294,10 +276,7 @@ fn a_peer_that_sent_little_is_challenged_more_than_once() {
         una: 0,
         ..header(Command::Ack)
     };
-    let packet = pair.pool.try_copy_from_slice(&datagram(echo, b""));
-    pair.server
-        .handle_datagram(pair.now, packet.unwrap())
-        .unwrap();
+    pair.server_receives(&datagram(echo, b"")).unwrap();
     assert!(pair.server.is_validated());
     // Now the allowance is enough to ask for the window, too.
     assert!(asked(&mut pair, Command::AskWindow).is_some());
@@ -317,8 +296,7 @@ fn an_ack_that_may_not_be_sent_yet_sets_no_timer() {
         datagram(header, b"")
     };
     let take = |pair: &mut Pair, bytes: &[u8]| {
-        let packet = pair.pool.try_copy_from_slice(bytes).unwrap();
-        pair.server.handle_datagram(pair.now, packet).unwrap();
+        pair.server_receives(bytes).unwrap();
         transmit(&mut pair.server, pair.now)
     };
     let opening: Vec<u8> = (0..17).flat_map(|sn| forged(sn, 0)).collect();
@@ -361,11 +339,7 @@ fn an_unproved_address_reserves_only_the_smallest_window() {
             una: 0,
             ..push(b"x")
         };
-        let packet = pair
-            .pool
-            .try_copy_from_slice(&datagram(forged, b"x"))
-            .unwrap();
-        let _ = pair.server.handle_datagram(pair.now, packet);
+        let _ = pair.server_receives(&datagram(forged, b"x"));
         assert_eq!(pair.server.recv().unwrap(), b"x"[..]);
         transmit(&mut pair.server, pair.now);
     }
@@ -388,9 +362,8 @@ fn a_long_message_of_an_unproved_address_does_not_grow_its_window() {
                 ..push(b"x")
             };
             let forged = datagram(forged, b"x");
-            let packet = pair.pool.try_copy_from_slice(&forged).unwrap();
             pair.now = pair.now + Duration::from_millis(1);
-            let _ = pair.server.handle_datagram(pair.now, packet);
+            let _ = pair.server_receives(&forged);
             transmit(&mut pair.server, pair.now);
             let reserves = pair.server.reserved_bytes();
             if until.is_none() && pair.server.ended().is_none() {
@@ -432,8 +405,7 @@ fn a_message_beyond_the_first_window_arrives_once_address_is_proved() {
         first_32.push(datagram(header, payload));
     }
     for datagram in &first_32 {
-        let packet = pair.pool.try_copy_from_slice(datagram).unwrap();
-        pair.server.handle_datagram(pair.now, packet).unwrap();
+        pair.server_receives(datagram).unwrap();
     }
     let told = transmit(&mut pair.server, pair.now);
     let of_all = || told.iter().flat_map(|d| segments_of(d));
@@ -449,11 +421,7 @@ fn a_message_beyond_the_first_window_arrives_once_address_is_proved() {
         frg: 1,
         ..header(Command::TellWindow)
     };
-    let packet = pair
-        .pool
-        .try_copy_from_slice(&datagram(answer, b""))
-        .unwrap();
-    pair.server.handle_datagram(pair.now, packet).unwrap();
+    pair.server_receives(&datagram(answer, b"")).unwrap();
     assert!(pair.server.is_validated());
     let told = transmit(&mut pair.server, pair.now);
     assert!(
@@ -469,11 +437,7 @@ fn a_message_beyond_the_first_window_arrives_once_address_is_proved() {
             frg: last - sn as u8,
             ..push(payload)
         };
-        let packet = pair
-            .pool
-            .try_copy_from_slice(&datagram(header, payload))
-            .unwrap();
-        pair.server.handle_datagram(pair.now, packet).unwrap();
+        pair.server_receives(&datagram(header, payload)).unwrap();
     }
     assert_eq!(pair.server.recv().unwrap(), message[..]);
 }
@@ -542,8 +506,7 @@ fn a_silent_peer_with_an_unproved_address_is_given_up_after_the_shorter_of_two_t
             },
             b"",
         );
-        let packet = pair.pool.try_copy_from_slice(&opening).unwrap();
-        pair.server.handle_datagram(pair.now, packet).unwrap();
+        pair.server_receives(&opening).unwrap();
         let begun = pair.now;
         while let Some(at) = pair.server.poll_timeout() {
             assert!(pair.now <= at);

@@ -265,15 +265,13 @@ fn a_window_is_told_again_only_when_half_of_it_has_become_free() {
     for n in 0..1000 {
         pair.client.send_slice(b"one at a time").unwrap();
         for datagram in transmit(&mut pair.client, pair.now) {
-            let datagram = pair.pool.try_copy_from_slice(&datagram).unwrap();
-            pair.server.handle_datagram(pair.now, datagram).unwrap();
+            pair.server_receives(&datagram).unwrap();
         }
         assert!(n == 0 || pair.server.recv().is_some());
         for datagram in transmit(&mut pair.server, pair.now) {
             let headers = segments_of(&datagram);
             told.extend(headers.iter().map(|header| header.cmd));
-            let datagram = pair.pool.try_copy_from_slice(&datagram).unwrap();
-            pair.client.handle_datagram(pair.now, datagram).unwrap();
+            pair.client_receives(&datagram).unwrap();
         }
         pair.now = pair.now + MS;
     }

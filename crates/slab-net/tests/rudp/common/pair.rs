@@ -53,16 +53,22 @@ impl Pair {
                 }
             }
             for datagram in to_server {
-                self.server
-                    .handle_datagram(self.now, self.pool.try_copy_from_slice(&datagram).unwrap())
-                    .unwrap();
+                self.server_receives(&datagram).unwrap();
             }
             for datagram in to_client {
-                self.client
-                    .handle_datagram(self.now, self.pool.try_copy_from_slice(&datagram).unwrap())
-                    .unwrap();
+                self.client_receives(&datagram).unwrap();
             }
         }
+    }
+
+    pub(crate) fn client_receives(&mut self, datagram: &[u8]) -> Result<(), Rejection> {
+        let packet = self.pool.try_copy_from_slice(datagram).unwrap();
+        self.client.handle_datagram(self.now, packet)
+    }
+
+    pub(crate) fn server_receives(&mut self, datagram: &[u8]) -> Result<(), Rejection> {
+        let packet = self.pool.try_copy_from_slice(datagram).unwrap();
+        self.server.handle_datagram(self.now, packet)
     }
 
     /// Creates a pair that has exchanged a message each way, with one of the client's in flight.
@@ -83,12 +89,8 @@ impl Pair {
     pub(crate) fn assert_refused(datagram: &[u8], reason: Rejection) {
         let mut pair = Self::busy();
         let before = pair.client.stats();
-        let packet = pair.pool.try_copy_from_slice(datagram).unwrap();
-        assert_eq!(
-            pair.client.handle_datagram(pair.now, packet),
-            Err(reason),
-            "{reason}"
-        );
+        let refused = pair.client_receives(datagram);
+        assert_eq!(refused, Err(reason), "{reason}");
         let after = pair.client.stats();
         assert_eq!(after.rejected_for(reason), 1);
         assert_eq!(after.rejected_datagrams(), before.rejected_datagrams() + 1);
