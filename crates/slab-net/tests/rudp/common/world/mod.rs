@@ -23,8 +23,7 @@ use super::Random;
 use path::Path;
 use slab_net::rudp::{CloseReason, MemoryBudget, Session, Time};
 use slab_net::{Packet, PacketBuf, PacketPool};
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::BTreeMap;
 use std::time::Duration;
 use traffic::Plan;
 
@@ -90,32 +89,6 @@ enum Event {
     FreePool,
 }
 
-struct Scheduled {
-    time: Time,
-    order: u64,
-    event: Event,
-}
-
-impl PartialEq for Scheduled {
-    fn eq(&self, other: &Self) -> bool {
-        (self.time, self.order) == (other.time, other.order)
-    }
-}
-
-impl Eq for Scheduled {}
-
-impl PartialOrd for Scheduled {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Scheduled {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.time, self.order).cmp(&(other.time, other.order))
-    }
-}
-
 pub(crate) struct World {
     pub(crate) seed: u64,
     random: Random,
@@ -141,7 +114,8 @@ pub(crate) struct World {
     taken: Vec<PacketBuf>,
     /// Does each end take the other for one of another implementation?
     foreign: bool,
-    events: BinaryHeap<Reverse<Scheduled>>,
+    /// By time, and in the order in which they were made.
+    events: BTreeMap<(Time, u64), Event>,
     order: u64,
     /// Pool memory of datagrams on the way.
     in_transit_bytes: usize,
@@ -155,8 +129,7 @@ pub(crate) struct World {
 impl World {
     fn push(&mut self, time: Time, event: Event) {
         self.order += 1;
-        let order = self.order;
-        self.events.push(Reverse(Scheduled { time, order, event }));
+        self.events.insert((time, self.order), event);
     }
 
     fn clock(&self, end: usize) -> Time {
@@ -172,22 +145,20 @@ impl World {
 
     /// Handles one event; returns `false` if there is none left before `until`.
     pub(crate) fn step(&mut self, until: Time) -> bool {
-        match self.events.peek() {
-            Some(Reverse(at)) if at.time <= until => {}
-            _ => return false,
-        }
-        let Some(Reverse(at)) = self.events.pop() else {
+        let next = self.events.first_entry();
+        let Some(next) = next.filter(|next| next.key().0 <= until) else {
             return false;
         };
+        let ((time, _), event) = next.remove_entry();
         self.steps += 1;
-        self.now = self.now.max(at.time);
+        self.now = self.now.max(time);
         self.note(self.now.as_micros());
         if self.clock_jumps && self.random.chance(5) {
             let end = self.random.below(2) as usize;
             let jump = self.random.below(2_000_000) as i64 - 500_000;
             self.skew[end] = (self.skew[end] + jump).max(-(1 << 30));
         }
-        let end = match at.event {
+        let end = match event {
             Event::Act(end, act) => {
                 self.act(end, act);
                 end
@@ -204,7 +175,7 @@ impl World {
                 1
             }
             Event::Wake(end) => {
-                if self.ends[end].armed != Some(at.time) {
+                if self.ends[end].armed != Some(time) {
                     return true;
                 }
                 self.ends[end].armed = None;

@@ -6,7 +6,7 @@ use super::life::Life;
 use super::{End, Event, Path, Plan, Random, World};
 use slab_net::PacketPool;
 use slab_net::rudp::{Congestion, MemoryBudget, Session, SessionConfig, Side, Time};
-use std::collections::BinaryHeap;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// What sessions are opened with; windows and first sequence numbers by end.
@@ -183,7 +183,7 @@ impl World {
             exhausts_pool,
             taken: Vec::new(),
             foreign,
-            events: BinaryHeap::new(),
+            events: BTreeMap::new(),
             order: 0,
             in_transit_bytes: 0,
             trace: 0,
