@@ -1,6 +1,6 @@
 //! Who may open a session, and from where: cookies, and sockets that are connected.
 
-use crate::common::pair::{CONV, Pair, segments_of, transmit};
+use crate::common::pair::{CONV, Pair, bare_header, datagram, segments_of, transmit};
 use crate::common::sockets::{TIMEOUT, any, fast, pool, wait_until};
 use slab_net::rudp::wire::{Command, HEADER_BYTES, Header};
 use slab_net::rudp::{
@@ -13,20 +13,14 @@ use tokio::time::timeout;
 
 /// The first datagram of a session of another implementation.
 fn opening(conv: u32, cmd: Command, ts: u32) -> Vec<u8> {
-    let mut datagram = vec![0; HEADER_BYTES];
     let header = Header {
-        conv,
-        cmd,
         // As in this library's questions.
         frg: u8::from(cmd == Command::AskWindow),
         wnd: 32,
         ts,
-        sn: 0,
-        una: 0,
-        len: 0,
+        ..bare_header(conv, cmd)
     };
-    header.encode(&mut datagram);
-    datagram
+    datagram(header, b"")
 }
 
 /// The question is a segment that was here before, and the answer acknowledges it once more.

@@ -1,6 +1,7 @@
 //! How sessions end: by closing, by giving up, and in time.
 
 use crate::common::line::{Line, ONE_WAY, STEP, from_a_forged_address};
+use crate::common::pair::{bare_header, datagram};
 use slab_net::rudp::wire::{Command, HEADER_BYTES, Header};
 use slab_net::rudp::{CloseReason, MemoryBudget, Rejection, Session, SessionConfig, Side, Time};
 use slab_net::{Packet, PacketPool};
@@ -358,20 +359,10 @@ fn a_delivered_close_ends_as_closed_whatever_the_peer_runs() {
         let mut now = Time::ZERO;
         let client = Session::open(3, &config, Side::Client, &pool, &budget, 7 << 32, now);
         let mut client = client.unwrap();
-        let mut of_another_implementation = [0; HEADER_BYTES];
-        Header {
-            conv: 3,
-            cmd: Command::TellWindow,
-            frg: 0,
-            wnd: 128,
-            ts: 0,
-            sn: 0,
-            una: 0,
-            len: 0,
-        }
-        .encode(&mut of_another_implementation);
-        let answer = pool.try_copy_from_slice(&of_another_implementation);
-        client.handle_datagram(now, answer.unwrap()).unwrap();
+        let of_another_implementation = from_a_forged_address(Command::TellWindow, 0, 0);
+        client
+            .handle_datagram(now, of_another_implementation)
+            .unwrap();
 
         now = now + Duration::from_millis(59_900);
         client.close(now);
@@ -506,20 +497,15 @@ fn who_does_not_know_the_session_does_not_keep_it_alive() {
 #[test]
 fn a_reset_without_the_token_is_refused() {
     let mut line = Line::new();
-    let mut forged = vec![0; HEADER_BYTES];
     for ts in [0, 1, 0x8000_0000] {
         let header = Header {
-            conv: 3,
-            cmd: Command::Close,
             frg: 1,
             wnd: 32,
             ts,
-            sn: 0,
-            una: 0,
-            len: 0,
+            ..bare_header(3, Command::Close)
         };
-        header.encode(&mut forged);
-        let refused = line.ends[0].handle_datagram(line.now, Packet::from(forged.clone()));
+        let forged = datagram(header, b"");
+        let refused = line.ends[0].handle_datagram(line.now, forged.into());
         assert_eq!(refused, Err(Rejection::ForgedClose));
     }
     assert_eq!(line.ends[0].ended(), None);

@@ -1,9 +1,9 @@
 //! Unreliable datagrams beside the reliable messages.
 
-use crate::common::pair::{CONV, Pair, segments_of, transmit};
+use crate::common::pair::{CONV, Pair, bare_header, datagram, segments_of, transmit};
 use crate::common::sockets::{TIMEOUT, accept, any, fast, pool};
 use crate::common::{Random, lossy};
-use slab_net::rudp::wire::{Command, HEADER_BYTES, Header};
+use slab_net::rudp::wire::{Command, Header};
 use slab_net::rudp::{
     Congestion, Connection, Endpoint, EndpointConfig, MemoryBudget, Rejection, SendError, Session,
     SessionConfig, Side, Time, TryRecvError,
@@ -276,20 +276,13 @@ fn forged_datagrams_are_refused() {
     run(&mut world, 100);
     let mut random = Random::new(5);
     for _ in 0..1000 {
-        let mut forged = vec![0; HEADER_BYTES + 4];
         let header = Header {
-            conv: world.ends[1].conv(),
-            cmd: Command::Datagram,
-            frg: 0,
-            wnd: 128,
             ts: random.next() as u32,
-            sn: 0,
-            una: 0,
             len: 4,
+            ..bare_header(world.ends[1].conv(), Command::Datagram)
         };
-        header.encode(&mut forged);
-        let packet = world.pool.try_copy_from_slice(&forged).unwrap();
-        let refused = world.ends[1].handle_datagram(Time::ZERO, packet);
+        let packet = world.pool.try_copy_from_slice(&datagram(header, &[0; 4]));
+        let refused = world.ends[1].handle_datagram(Time::ZERO, packet.unwrap());
         assert_eq!(refused, Err(Rejection::ForgedDatagram));
     }
     assert!(!world.ends[1].has_datagram());

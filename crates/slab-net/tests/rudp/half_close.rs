@@ -1,8 +1,8 @@
 //! One direction that ends before the other: the mark of its end, and a close that follows.
 
 use crate::common::line::{Line, ONE_WAY, STEP, from_a_forged_address};
-use crate::common::pair::transmit;
-use slab_net::rudp::wire::{Command, HEADER_BYTES, Header, segments};
+use crate::common::pair::{bare_header, datagram, transmit};
+use slab_net::rudp::wire::{Command, Header, segments};
 use slab_net::rudp::{
     CloseReason, MemoryBudget, Rejection, SendError, Session, SessionConfig, Side, Time,
 };
@@ -152,19 +152,14 @@ fn the_end_mark_does_not_wait_for_the_budget() {
 fn an_end_mark_cannot_be_forged_and_nothing_follows_it() {
     let mark = |sn, payload: &[u8]| {
         let header = Header {
-            conv: 3,
-            cmd: Command::Push,
             frg: 255,
             wnd: 32,
             ts: 9,
             sn,
-            una: 0,
             len: payload.len() as u32,
+            ..bare_header(3, Command::Push)
         };
-        let mut datagram = vec![0; HEADER_BYTES];
-        header.encode(&mut datagram);
-        datagram.extend_from_slice(payload);
-        Packet::from(datagram)
+        Packet::from(datagram(header, payload))
     };
     // The upper half of the random number that `Line` gives both ends.
     let token = 0x1234_5678_u32.to_le_bytes();
@@ -278,20 +273,9 @@ fn who_seemed_to_be_another_implementation_and_no_longer_does_is_asked_again() {
         }
         assert_eq!(asks(&mut client), None);
         let told = |ts| {
-            let mut datagram = vec![0; HEADER_BYTES];
-            let header = Header {
-                conv: 3,
-                cmd: Command::TellWindow,
-                // As this library marks it.
-                frg: 1,
-                wnd: 128,
-                ts,
-                sn: 0,
-                una: 0,
-                len: 0,
-            };
-            header.encode(&mut datagram);
-            Packet::from(datagram)
+            // As this library marks it.
+            let (frg, bare) = (1, bare_header(3, Command::TellWindow));
+            Packet::from(datagram(Header { frg, ts, ..bare }, b""))
         };
         client.handle_datagram(now, told(0)).unwrap();
         if closes {

@@ -1,5 +1,6 @@
 //! What endpoints refuse, over real sockets: the limits, and what attackers try.
 
+use crate::common::pair::{bare_header, datagram};
 use crate::common::sockets::{TIMEOUT, accept, any, fast, pool, recv, wait_until};
 use slab_net::rudp::wire::{Command, HEADER_BYTES, Header, segments};
 use slab_net::rudp::{
@@ -19,19 +20,12 @@ const OPENING_BYTES: usize = 32 * 1536 * 5 / 4;
 const HALF_OPEN_BYTES: usize = 2 * OPENING_BYTES;
 
 fn opening(conv: u32) -> Vec<u8> {
-    let mut datagram = vec![0; HEADER_BYTES + 1];
     let header = Header {
-        conv,
-        cmd: Command::Push,
-        frg: 0,
         wnd: 32,
-        ts: 0,
-        sn: 0,
-        una: 0,
         len: 1,
+        ..bare_header(conv, Command::Push)
     };
-    header.encode(&mut datagram);
-    datagram
+    datagram(header, &[0])
 }
 
 /// One datagram with another conversation takes over a client of tokio_kcp.
@@ -495,9 +489,7 @@ async fn sessions_of_unproved_addresses_do_not_crowd_out_the_memory_of_others() 
         una: 0,
         ..challenge.unwrap()
     };
-    let mut datagram = [0; HEADER_BYTES];
-    echo.encode(&mut datagram);
-    proved.send(&datagram).await.unwrap();
+    proved.send(&datagram(echo, b"")).await.unwrap();
     wait_until(&server, "proved", |server| server.stats().half_open == 0).await;
     session.abort();
     drop(session);

@@ -1,12 +1,13 @@
 //! Sessions with error correction and encryption on sockets: everything arrives, the pool loses nothing, and
 //! datagrams that are not from a peer with the key have no effect.
 
+use crate::common::pair::{bare_header, datagram};
 use crate::common::sockets::{accept, any, fast, pool, recv, wait_until, wait_until_pool_unused};
 use crate::common::{Random, proxy};
 use slab_net::Packet;
 use slab_net::rudp::crypto::AesGcm;
 use slab_net::rudp::fec::FecShards;
-use slab_net::rudp::wire::{Command, HEADER_BYTES, Header};
+use slab_net::rudp::wire::{Command, Header};
 use slab_net::rudp::{
     CloseReason, Connection, Endpoint, EndpointConfig, SessionConfig, TryRecvError,
 };
@@ -442,20 +443,14 @@ async fn the_amplification_limit_holds_for_datagrams_that_are_not_shards() {
     let config = KINDS[0].config(SessionConfig::fast());
     let server = Endpoint::bind(any(), &pool, config).unwrap();
     let forged = UdpSocket::bind(any()).await.unwrap();
-    let mut datagram = [0; HEADER_BYTES + 1];
     let header = Header {
-        conv: 5,
-        cmd: Command::Push,
-        frg: 0,
         wnd: 500,
-        ts: 0,
-        sn: 0,
-        una: 0,
         len: 1,
+        ..bare_header(5, Command::Push)
     };
-    header.encode(&mut datagram);
+    let opening = datagram(header, &[0]);
     let to = server.local_addr();
-    forged.send_to(&datagram, to).await.unwrap();
+    forged.send_to(&opening, to).await.unwrap();
     let connection = timeout(TIMEOUT, server.accept()).await.unwrap().unwrap();
     for n in 0..50 {
         let _ = connection.try_send(pool.try_copy_from_slice(&[n; 2]).unwrap());
@@ -468,9 +463,9 @@ async fn the_amplification_limit_holds_for_datagrams_that_are_not_shards() {
     };
     let _ = timeout(Duration::from_millis(500), answers).await;
     assert!(
-        received > 0 && received <= 3 * datagram.len(),
+        received > 0 && received <= 3 * opening.len(),
         "{received} for {}",
-        datagram.len()
+        opening.len()
     );
 }
 
@@ -483,18 +478,8 @@ async fn an_unproved_address_is_answered_as_often_as_it_asks() {
     let server = Endpoint::bind(any(), &pool, config).unwrap();
     let peer = UdpSocket::bind(any()).await.unwrap();
     peer.connect(server.local_addr()).await.unwrap();
-    let mut question = [0; HEADER_BYTES];
-    let header = Header {
-        conv: 5,
-        cmd: Command::AskWindow,
-        frg: 0,
-        wnd: 500,
-        ts: 0,
-        sn: 0,
-        una: 0,
-        len: 0,
-    };
-    header.encode(&mut question);
+    let bare = bare_header(5, Command::AskWindow);
+    let question = datagram(Header { wnd: 500, ..bare }, b"");
     let (mut buf, mut received, mut connection) = ([0; 2000], 0, None);
     for asked in 1..=12 {
         peer.send(&question).await.unwrap();

@@ -1,9 +1,9 @@
 //! How losses are found and repaired, and how much is sent, in virtual time.
 
 use crate::common::lossy::{Conditions, Lossy};
-use crate::common::pair::{Pair, datagram, header, push, segments_of, transmit};
+use crate::common::pair::{Pair, bare_header, datagram, header, push, segments_of, transmit};
 use slab_net::PacketPool;
-use slab_net::rudp::wire::{Command, HEADER_BYTES, Header, segments};
+use slab_net::rudp::wire::{Command, Header, segments};
 use slab_net::rudp::{CloseReason, Congestion, MemoryBudget, Session, SessionConfig, Side, Time};
 use std::time::Duration;
 
@@ -378,19 +378,14 @@ fn an_unasked_wins_is_not_a_round_trip_sample() {
         let mut here = Session::open(7, &config, side, &pool, &budget, TOKEN << 32, now).unwrap();
         let handle = |here: &mut Session, now, cmd, sn| {
             let header = Header {
-                conv: 7,
-                cmd,
                 frg: u8::from(cmd == Command::TellWindow),
                 wnd: 256,
                 ts: TOKEN as u32,
                 sn,
-                una: 0,
-                len: 0,
+                ..bare_header(7, cmd)
             };
-            let mut datagram = [0; HEADER_BYTES];
-            header.encode(&mut datagram);
-            let datagram = pool.try_copy_from_slice(&datagram).unwrap();
-            here.handle_datagram(now, datagram).unwrap();
+            let told = pool.try_copy_from_slice(&datagram(header, b""));
+            here.handle_datagram(now, told.unwrap()).unwrap();
         };
         let (mut scratch, mut answer_at) = ([0; 2048], None);
         for sn in 0..10_000_u32 {

@@ -2,6 +2,7 @@
 //! nothing at all, if an earlier datagram was at fault); if the socket has no room, it goes out once there is, also if
 //! there is no descriptor to wait with. This program has a `sendmmsg` and a `sendto` of its own, which do as they are told.
 
+use crate::common::pair::{bare_header, datagram};
 use crate::common::sockets::{TIMEOUT, accept, any, bytes, pool, recv, wait_until};
 use crate::udp_common::{fail_syscall, skipped};
 use libc::{c_int, c_uint, c_void, mmsghdr, sockaddr, socklen_t, ssize_t};
@@ -370,22 +371,19 @@ async fn answers_without_a_session_that_are_not_sent_are_counted() {
     SOCKET.set(endpoint.as_fd().as_raw_fd());
     let stranger = tokio::net::UdpSocket::bind(any()).await.unwrap();
     let question = Header {
-        conv: 7,
-        cmd: Command::AskWindow,
         frg: 1,
         wnd: 32,
         ts: 5,
         // It goes on with a session.
         sn: 3,
         una: 3,
-        len: 0,
+        ..bare_header(7, Command::AskWindow)
     };
-    let mut datagram = [0; HEADER_BYTES];
-    question.encode(&mut datagram);
+    let question = datagram(question, b"");
     NEXT.set([-libc::EPERM, -libc::EAGAIN].into());
     for asked in 1..=3 {
         let to = endpoint.local_addr();
-        stranger.send_to(&datagram, to).await.unwrap();
+        stranger.send_to(&question, to).await.unwrap();
         wait_until(&endpoint, "it was asked", |endpoint| {
             endpoint.stats().unknown_session == asked
         })

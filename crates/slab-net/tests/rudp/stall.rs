@@ -1,8 +1,8 @@
 //! An endpoint whose runtime was kept from running, as by a call that blocks its thread.
 
-use crate::common::pair::push;
+use crate::common::pair::{datagram, push};
 use crate::common::sockets::{accept, any, pool, recv};
-use slab_net::rudp::wire::{HEADER_BYTES, Header};
+use slab_net::rudp::wire::Header;
 use slab_net::rudp::{CloseReason, Endpoint, EndpointConfig, SessionConfig};
 use std::net::UdpSocket;
 use std::time::{Duration, Instant};
@@ -19,13 +19,12 @@ async fn after_a_stall_only_who_was_silent_is_given_up_for_silence() {
         .map(|_| UdpSocket::bind(any()).unwrap())
         .collect();
     let send = |peer: &UdpSocket, sn| {
-        let mut datagram = [0; HEADER_BYTES + 1];
         let header = Header {
             sn,
             una: 0,
             ..push(&[0])
         };
-        header.encode(&mut datagram);
+        let datagram = datagram(header, &[0]);
         peer.send_to(&datagram, server.local_addr()).unwrap();
     };
     let mut sessions = Vec::new();

@@ -1,10 +1,11 @@
 //! Tasks that share a session, cancel a wait, or wait when it ends, over real sockets on loopback.
 
+use crate::common::pair::{bare_header, datagram};
 use crate::common::sockets::{
     TIMEOUT, accept, any, bytes, connected_pair, fast, pool, wait_until, wait_until_pool_unused,
 };
 use crate::common::{Random, proxy};
-use slab_net::rudp::wire::{Command, HEADER_BYTES, Header};
+use slab_net::rudp::wire::{Command, Header};
 use slab_net::rudp::{CloseReason, Connection, Endpoint, EndpointConfig, SendError, SessionConfig};
 use slab_net::{Packet, PacketPool};
 use std::collections::BTreeMap;
@@ -442,20 +443,9 @@ async fn the_waker_of_who_waits_for_memory_may_use_the_session_that_frees_it() {
     }
 }
 
-fn opening() -> [u8; HEADER_BYTES] {
-    let mut datagram = [0; HEADER_BYTES];
-    let header = Header {
-        conv: 1,
-        cmd: Command::AskWindow,
-        frg: 0,
-        wnd: 32,
-        ts: 0,
-        sn: 0,
-        una: 0,
-        len: 0,
-    };
-    header.encode(&mut datagram);
-    datagram
+fn opening() -> Vec<u8> {
+    let bare = bare_header(1, Command::AskWindow);
+    datagram(Header { wnd: 32, ..bare }, b"")
 }
 
 /// From another runtime than the one that the endpoint was made in.

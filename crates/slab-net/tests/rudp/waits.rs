@@ -1,7 +1,8 @@
 //! Waits for a session, any number of them at once and any number cancelled; and foreign code in what is sent.
 
+use crate::common::pair::{bare_header, datagram};
 use crate::common::sockets::{TIMEOUT, accept, any, connected_pair, fast, pool, recv, wait_until};
-use slab_net::rudp::wire::{Command, HEADER_BYTES, Header, segments};
+use slab_net::rudp::wire::{Command, Header, segments};
 use slab_net::rudp::{Connection, Endpoint, SendError};
 use slab_net::{Packet, PacketPool};
 use std::future::{Future, poll_fn};
@@ -137,20 +138,15 @@ async fn asked(pool: &PacketPool) -> (Connection, tokio::net::UdpSocket, u32, So
 }
 
 /// A peer of this library tells its window, and the most that it can ever be.
-fn told(conv: u32, frg: u8, ts: u32, [wnd, most]: [u16; 2]) -> [u8; HEADER_BYTES] {
-    let mut datagram = [0; HEADER_BYTES];
+fn told(conv: u32, frg: u8, ts: u32, [wnd, most]: [u16; 2]) -> Vec<u8> {
     let header = Header {
-        conv,
-        cmd: Command::TellWindow,
         frg,
         wnd,
         ts,
         sn: most.into(),
-        una: 0,
-        len: 0,
+        ..bare_header(conv, Command::TellWindow)
     };
-    header.encode(&mut datagram);
-    datagram
+    datagram(header, b"")
 }
 
 /// The first question may be lost, and a reader of this library make room meanwhile: the window that it tells unasked

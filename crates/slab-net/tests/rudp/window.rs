@@ -2,7 +2,7 @@
 //! that is asked back, in virtual time.
 
 use crate::common::lossy::{Conditions, Lossy};
-use crate::common::pair::{Pair, segments_of, transmit};
+use crate::common::pair::{Pair, bare_header, datagram, segments_of, transmit};
 use slab_net::PacketPool;
 use slab_net::rudp::wire::{Command, HEADER_BYTES, Header, segments};
 use slab_net::rudp::{Congestion, MemoryBudget, SendError, Session, SessionConfig, Side, Time};
@@ -38,20 +38,10 @@ impl WindowPeer {
     }
 
     fn acknowledges(&mut self, una: u32, wnd: u16) {
-        let header = Header {
-            conv: 7,
-            cmd: Command::TellWindow,
-            frg: 0,
-            wnd,
-            ts: 0,
-            sn: 0,
-            una,
-            len: 0,
-        };
-        let mut datagram = [0; HEADER_BYTES];
-        header.encode(&mut datagram);
-        let datagram = self.pool.try_copy_from_slice(&datagram).unwrap();
-        self.session.handle_datagram(self.now, datagram).unwrap();
+        let bare = bare_header(7, Command::TellWindow);
+        let told = datagram(Header { wnd, una, ..bare }, b"");
+        let told = self.pool.try_copy_from_slice(&told).unwrap();
+        self.session.handle_datagram(self.now, told).unwrap();
     }
 
     /// The commands that it is sent.

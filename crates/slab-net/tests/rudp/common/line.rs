@@ -1,6 +1,7 @@
 //! Two ends and the way between them, which takes the same time for each datagram.
 
-use slab_net::rudp::wire::{Command, HEADER_BYTES, Header};
+use super::pair::{bare_header, datagram};
+use slab_net::rudp::wire::{Command, Header};
 use slab_net::rudp::{MemoryBudget, Session, SessionConfig, Side, Time};
 use slab_net::{Packet, PacketPool};
 use std::collections::VecDeque;
@@ -88,17 +89,6 @@ impl Line {
 
 /// A segment as anybody could send it.
 pub(crate) fn from_a_forged_address(cmd: Command, una: u32, ts: u32) -> Packet {
-    let mut datagram = vec![0; HEADER_BYTES];
-    let header = Header {
-        conv: 3,
-        cmd,
-        frg: 0,
-        wnd: 128,
-        ts,
-        sn: 0,
-        una,
-        len: 0,
-    };
-    header.encode(&mut datagram);
-    Packet::from(datagram)
+    let bare = bare_header(3, cmd);
+    Packet::from(datagram(Header { ts, una, ..bare }, b""))
 }

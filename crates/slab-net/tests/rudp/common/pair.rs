@@ -135,16 +135,25 @@ pub(crate) fn transmit(session: &mut Session, now: Time) -> Vec<Vec<u8>> {
     datagrams
 }
 
-pub(crate) fn header(cmd: Command) -> Header {
+/// A header in which all is zero but for the window.
+pub(crate) fn bare_header(conv: u32, cmd: Command) -> Header {
     Header {
-        conv: CONV,
+        conv,
         cmd,
         frg: 0,
         wnd: 128,
         ts: 0,
+        sn: 0,
+        una: 0,
+        len: 0,
+    }
+}
+
+pub(crate) fn header(cmd: Command) -> Header {
+    Header {
         sn: 1,
         una: 1,
-        len: 0,
+        ..bare_header(CONV, cmd)
     }
 }
 
