@@ -15,7 +15,7 @@ use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::time::Duration;
-use udp_common::{HANG, LOOPBACK};
+use udp_common::{HANG, LOOPBACK, runtime};
 
 fn pool() -> PacketPool {
     PacketPool::builder().max_memory(2 << 20).build().unwrap()
@@ -236,12 +236,6 @@ async fn closed_takes_no_wake_up_from_waiting_producers() {
 #[test]
 fn a_lasting_receive_error_ends_forward() {
     let pool = pool();
-    let runtime = || {
-        tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap()
-    };
     let sockets_own = runtime();
     let receiver = {
         let _inside = sockets_own.enter();

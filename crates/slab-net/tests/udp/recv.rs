@@ -2,7 +2,7 @@
 
 #[cfg(target_os = "linux")]
 use crate::common::HANG;
-use crate::common::{LOOPBACK, assert_errors_let_others_run, bind, payload, pool};
+use crate::common::{LOOPBACK, assert_errors_let_others_run, bind, payload, pool, runtime};
 use futures_util::StreamExt;
 #[cfg(target_os = "linux")]
 use slab_net::udp::UdpSender;
@@ -109,16 +109,11 @@ async fn a_batch_gives_no_buffers_while_a_datagram_of_its_read_lives() {
 /// Who goes on after errors, as they are advised to, keeps no thread from other tasks.
 #[test]
 fn a_receiver_whose_runtime_is_gone_fails_and_lets_other_tasks_run() {
-    let runtime = || {
-        tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-    };
-    let gone = runtime().unwrap();
+    let gone = runtime();
     let mut receiver = gone.block_on(async { bind(&pool(), Coalescing::On) });
     let sender = receiver.sender();
     drop(gone);
-    runtime().unwrap().block_on(async {
+    runtime().block_on(async {
         let receive = async || drop(receiver.recv_batch().await.unwrap_err());
         assert_errors_let_others_run(receive).await;
         let wait = async || drop(sender.writable().await.unwrap_err());

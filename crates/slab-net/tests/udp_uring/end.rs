@@ -1,7 +1,7 @@
 //! The end of a receiver: nothing is lost uncounted, and all memory comes back.
 
 use crate::udp_common::warnings::{field, on_warning};
-use crate::udp_common::{assert_errors_let_others_run, exhaust, fail_syscall, skipped};
+use crate::udp_common::{assert_errors_let_others_run, exhaust, fail_syscall, runtime, skipped};
 use crate::{LOOPBACK, OFF, bind, bound, builder, pool, receive};
 use slab_net::pipeline::{Overflow, forward, queue};
 use slab_net::udp::{Coalescing, Transmit, UdpSender};
@@ -203,18 +203,13 @@ async fn stop_delivers_datagrams_in_the_ring_and_in_the_socket() {
 /// Who goes on after errors keeps no thread from other tasks.
 #[test]
 fn a_receiver_whose_runtime_is_gone_fails_and_lets_other_tasks_run() {
-    let runtime = || {
-        tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-    };
     let pool = pool(16);
-    let gone = runtime().unwrap();
+    let gone = runtime();
     let Some(mut receiver) = gone.block_on(async { bind(&pool, OFF) }) else {
         return;
     };
     drop(gone);
-    runtime().unwrap().block_on(async {
+    runtime().block_on(async {
         let receive = async || drop(receiver.recv_batch().await.unwrap_err());
         assert_errors_let_others_run(receive).await;
     });

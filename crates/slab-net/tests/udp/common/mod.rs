@@ -16,6 +16,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 #[cfg(target_os = "linux")]
 use std::{net::UdpSocket, os::fd::AsRawFd};
+use tokio::runtime::{Builder, Runtime};
 
 pub(crate) const LOOPBACK: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 /// Limits only how long a broken test takes to fail.
@@ -23,6 +24,11 @@ pub(crate) const HANG: Duration = Duration::from_secs(20);
 
 pub(crate) fn pool() -> PacketPool {
     PacketPool::builder().max_memory(16 << 20).build().unwrap()
+}
+
+/// A runtime of one thread.
+pub(crate) fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().unwrap()
 }
 
 /// A receiver for which the system queues much.

@@ -1,6 +1,6 @@
 //! A thread with a network of its own.
 
-use super::{checked, skipped};
+use super::{checked, runtime, skipped};
 use std::io;
 use std::mem::zeroed;
 use std::net::{Ipv4Addr, UdpSocket};
@@ -15,11 +15,7 @@ pub(crate) fn run_on_own_thread<F: Future<Output = ()> + 'static>(
         if let Err(why) = prepare() {
             return skipped("this thread's system cannot be changed", &why);
         }
-        tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap()
-            .block_on(test());
+        runtime().block_on(test());
     };
     std::thread::spawn(run).join().unwrap();
 }
