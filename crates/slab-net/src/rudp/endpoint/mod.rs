@@ -272,8 +272,8 @@ impl Endpoint {
     /// As [`connect`](Self::connect), with a conversation number that both ends agreed on: any, 0 included. The
     /// peer remembers an ended session for its idle timeout and does not open its conversation again, unless more
     /// than its [`max_sessions`](EndpointConfig::max_sessions) have ended since: a session that takes the number sooner
-    /// is [reset](super::CloseReason::Reset). Datagrams of another session with the same number pass for this one's; encryption with
-    /// the same key does not prevent that.
+    /// is [reset](super::CloseReason::Reset). Datagrams of another session with the same number pass for this one's;
+    /// encryption with the same key does not prevent that.
     ///
     /// # Errors
     /// As [`connect`](Self::connect); also [`OpenError::ConvInUse`] if there already is a session with this number
