@@ -47,7 +47,7 @@ pub struct ClassStats {
     pub allocs_from_slab: u64,
     /// Frees since the pool was built.
     pub frees: u64,
-    /// A lower bound of the frees on a thread that had not allocated the chunk: what each thread freed
+    /// An estimate, mostly too low, of the frees on a thread that had not allocated the chunk: what each thread freed
     /// beyond what it allocated. Close where chunks flow one way, far too low where threads exchange chunks in
     /// both directions: to count each would cost every free. Only magazines know what their thread did: without them it
     /// is zero, and what is freed while anybody waits, or while free chunks are collected (at the cap, or by a

@@ -413,7 +413,8 @@ impl Drop for Alloc<'_> {
             && let Some(unit) = self.pool.inner().cancel(&turn)
         {
             // As a chunk that was never handed out: it is no request that was served, which a histogram would count.
-            // SAFETY: the unit was set aside for this future, which has not handed it out, and has a handle.
+            // SAFETY: the unit was set aside for this future alone, which has handed it to nobody and borrows a handle of
+            // the pool.
             unsafe {
                 Inner::free_with(NonNull::from(self.pool.inner()), None, turn.class, unit);
             }

@@ -278,6 +278,22 @@ fn a_peer_of_this_library_is_not_gone_while_its_beginning_is_lost() {
     assert_eq!(read, [1300, 300]);
 }
 
+/// Is the peer's first segment taken, with this `una`, and delivered? It is refused otherwise.
+fn takes_first(client: &mut Session, now: Time, una: u32) -> bool {
+    let first = Header {
+        sn: 0,
+        una,
+        ..push(b"x")
+    };
+    let handled = client.handle_datagram(now, Packet::from(datagram(first, b"x")));
+    assert!(matches!(
+        handled,
+        Ok(()) | Err(Rejection::OtherConversation)
+    ));
+    assert_eq!(client.recv().is_some(), handled.is_ok());
+    handled.is_ok()
+}
+
 /// Its first segments are where the session has had others, and the next ones would be read behind those. What is late
 /// by less than a time-out is taken.
 #[test]
@@ -286,15 +302,7 @@ fn nothing_is_delivered_of_what_is_sent_by_a_peer_that_has_begun_anew() {
         let (mut client, sent) = client_that_sent(1);
         tell(&mut client, Time::ZERO, acknowledgement(&sent[0], 1));
         let now = Time::ZERO + waited * MILLISECOND;
-        let push = Header {
-            sn: 0,
-            una,
-            ..push(b"x")
-        };
-        let handled = client.handle_datagram(now, Packet::from(datagram(push, b"x")));
-        let refused = Err(Rejection::OtherConversation);
-        assert_eq!(handled, if is_taken { Ok(()) } else { refused });
-        assert_eq!(client.recv().is_some(), is_taken);
+        assert_eq!(takes_first(&mut client, now, una), is_taken);
         let acknowledged = transmit(&mut client, now + 20 * MILLISECOND)
             .iter()
             .any(|datagram| segments_of(datagram)[0].cmd == Command::Ack);
@@ -313,15 +321,7 @@ fn nothing_is_delivered_of_a_peer_that_begins_anew_while_much_is_acknowledged() 
         client.send_slice(b"more").unwrap();
         let more = sent(&mut client, now);
         tell(&mut client, now, acknowledgement(&more[0], 2));
-        let push = Header {
-            sn: 0,
-            una,
-            ..push(b"x")
-        };
-        let handled = client.handle_datagram(now, Packet::from(datagram(push, b"x")));
-        let refused = Err(Rejection::OtherConversation);
-        assert_eq!(handled, if is_taken { Ok(()) } else { refused });
-        assert_eq!(client.recv().is_some(), is_taken);
+        assert_eq!(takes_first(&mut client, now, una), is_taken);
     }
 }
 
