@@ -90,6 +90,8 @@ pub(crate) struct ClassTable {
     /// Indexed by `(len - 1) / COARSE_BYTES`.
     coarse: [CoarseEntry; COARSE_LEN],
     classes: SizeClasses,
+    /// Requests of up to this many bytes have a class in `lookup`.
+    lookup_bytes: usize,
     slab_bytes: usize,
     batch_bytes: usize,
     numbers: ClassNumbers,
@@ -134,6 +136,7 @@ impl ClassTable {
             lookup: [None; TABLE_LEN],
             geometry,
             coarse: [none; COARSE_LEN],
+            lookup_bytes: classes.largest().min(TABLE_BYTES),
             classes,
             slab_bytes,
             batch_bytes,
@@ -192,12 +195,14 @@ impl ClassTable {
     /// The same for callers that do not allocate, with both look-ups inlined.
     #[inline]
     pub(crate) fn class_for(&self, len: usize) -> Option<usize> {
-        let place = if len > TABLE_BYTES {
-            self.large_place_for(len)
+        let place = if len > self.lookup_bytes {
+            self.large_place_for(len)?
         } else {
-            self.small_place_for(len)
+            // SAFETY: `new` gave each granule up to the largest class an entry. (To test that it has one takes a fifth
+            // of a look-up.)
+            unsafe { self.small_place_for(len).unwrap_unchecked() }
         };
-        Some(place?.class().into())
+        Some(place.class().into())
     }
 
     /// `len` is at most [`TABLE_BYTES`].
@@ -210,7 +215,7 @@ impl ClassTable {
         unsafe { *self.lookup.get_unchecked(granule) }
     }
 
-    /// `len` is above [`TABLE_BYTES`], and so not zero.
+    /// `len` is not zero, and there is no class for it in `lookup`.
     #[inline]
     fn large_place_for(&self, len: usize) -> Option<Place> {
         // A request beyond the table wraps around to the entry of a smaller one, whose class is too small.

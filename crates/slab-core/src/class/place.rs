@@ -86,7 +86,8 @@ impl Place {
     }
 
     /// # Safety
-    /// The upper half of `bits` is that of a place's [`bits`](Self::bits).
+    /// The upper half of `bits` is that of a place's [`bits`](Self::bits). Unless the lower half is zero, the place is
+    /// for reading only: no chunk's id is made of it.
     #[inline(always)]
     pub(crate) unsafe fn from_bits(bits: NonZeroU64) -> Self {
         Self(bits)
