@@ -26,21 +26,24 @@ const MIN_CHUNKS_PER_SLAB: usize = 4;
 const MIN_SLAB_BYTES: usize = if MODELLED { 4 << 10 } else { 64 << 10 };
 /// How many bytes of chunks move between a magazine and the depot at once, at most.
 ///
-/// A magazine of two batches should hold what a thread allocates and frees in turn: a bulk transfer has some
+/// A magazine, of two such batches, should hold what a thread allocates and frees in turn: a bulk transfer has some
 /// 1.4 MB of 64 KiB chunks under way. `ARCHITECTURE.md` says what 1 MiB gained over 256 KiB.
 const BATCH_BYTES: usize = 1 << 20;
-/// The most chunks in a batch. A magazine of two batches and its counters then take 512 bytes, and
-/// a batch block in the depot 232.
+/// The most chunks in a magazine, which takes 512 bytes then, with its counters.
 ///
-/// Models have tiny batches (as they have tiny slabs and few classes), so that every path is taken
-/// within a few steps; for Miri a batch costs time in proportion to its length.
-pub(crate) const BATCH_MAX: usize = if MODELLED {
-    2
+/// Models have tiny magazines (as they have tiny slabs and few classes), so that every path is taken within a few steps;
+/// for Miri a batch costs time in proportion to its length.
+pub(crate) const MAGAZINE_MAX: usize = if MODELLED {
+    3
 } else if cfg!(miri) {
-    8
+    16
 } else {
-    56
+    112
 };
+/// The most chunks in a batch: three quarters of a magazine. The more there are, the seldomer a stream from thread to
+/// thread comes to the depot; the rest is what a thread may take after it gave a batch away, or give after it took one,
+/// before it comes again (`ARCHITECTURE.md` says what other shares cost).
+pub(crate) const BATCH_MAX: usize = if MODELLED { 2 } else { MAGAZINE_MAX / 4 * 3 };
 
 /// How chunks of one class lie in a slab, and how they travel. Sizes are in units of
 /// [`CHUNK_ALIGN`] bytes where the name says so.
@@ -49,11 +52,18 @@ pub(crate) struct Geometry {
     pub(crate) bytes: usize,
     pub(crate) units: u32,
     pub(crate) chunks_per_slab: u32,
-    /// Chunks in a batch; a magazine holds twice as many.
+    /// Chunks in a batch.
     pub(crate) batch: u32,
     /// Right shift from a chunk's unit to its reference count's place: distinct for distinct chunks
     /// of the class, because they start at least `1 << count_shift` units apart.
     pub(crate) count_shift: u32,
+}
+
+impl Geometry {
+    /// Chunks in a full magazine: two batches, if it has room for them.
+    pub(crate) fn magazine(&self) -> u8 {
+        (2 * self.batch).min(MAGAZINE_MAX as u32) as u8
+    }
 }
 
 /// The size of a slab in bytes, a power of two, when the largest class has `largest` bytes.
@@ -198,7 +208,7 @@ impl ClassTable {
         let place = if len > self.lookup_bytes {
             self.large_place_for(len)?
         } else {
-            // SAFETY: `new` gave each granule up to the largest class an entry. (To test that it has one takes a fifth
+            // SAFETY: `new` gave each granule up to the largest class an entry. (To test that it has one takes a sixth
             // of a look-up.)
             unsafe { self.small_place_for(len).unwrap_unchecked() }
         };

@@ -157,7 +157,7 @@ impl Inner {
             let lane = magazine.guard.lane();
             let count = self.depot.pop_batch(lane, class, |batch| {
                 let stored = magazine.refill(batch);
-                debug_assert_eq!(stored, batch.len(), "an empty magazine holds two");
+                debug_assert_eq!(stored, batch.len(), "an empty magazine holds a batch");
             });
             if count > 0 {
                 magazine.count_source(Source::Depot);
@@ -437,9 +437,12 @@ mod tests {
         let cache = inner.attach().unwrap();
         let capacity = cache.magazine(0).guard.capacity();
         for room in [0, 1] {
-            let chunks: Vec<_> = (0..capacity).map(|_| pool.try_alloc(64).unwrap()).collect();
-            drop(chunks);
-            let kept: Vec<_> = (0..room).map(|_| pool.try_alloc(64).unwrap()).collect();
+            let alloc = |_| pool.try_alloc(64).unwrap();
+            let mut chunks: Vec<_> = (0..2 * capacity).map(alloc).collect();
+            while cache.magazine(0).len() < capacity {
+                drop(chunks.pop());
+            }
+            let kept: Vec<_> = (0..room).map(alloc).collect();
             assert_eq!(cache.magazine(0).len(), capacity - room);
             let mut fresh = [0; 3];
             let mut layer = inner.slabs.lock();
@@ -448,11 +451,8 @@ mod tests {
             let unit = inner.take_one_and_store_rest(layer, Some(&cache), 0, &fresh);
             assert!(fresh.contains(&unit));
             let stats = pool.stats();
-            assert_eq!(
-                stats.in_use() as usize,
-                1 + kept.len(),
-                "the others can be had"
-            );
+            let held = 1 + kept.len() + chunks.len();
+            assert_eq!(stats.in_use() as usize, held, "the others can be had");
             inner
                 .depot
                 .with_open(0, |open| inner.depot.put_in(0, open, unit));

@@ -34,7 +34,7 @@ impl Inner {
         if pool.attends() {
             pool.given_back(class, unit);
         }
-        // Mostly it was full, and half of it goes to the depot. As that happens for every batch, it must
+        // Mostly it was full, and a batch goes to the depot. As that happens for every batch, it must
         // not cost a look into the thread's list of caches.
         let (id, place) = (pool.id, pool.classes.place(class));
         let freed = pool.has_magazines()
@@ -78,7 +78,7 @@ impl Inner {
         }
         let mut pushed = magazine.push(unit);
         if !pushed {
-            // A full magazine holds two batches.
+            // A full magazine holds more than a batch.
             magazine.take_bottom(pool.depot.batch_len(class), |batch| {
                 pool.depot.push_batch(magazine.guard.lane(), class, batch);
             });

@@ -11,16 +11,15 @@
 //! other magazine, no batch and no caller's hand; unless the gate says [`TAKEN`]: then they belong to
 //! others, and the magazine counts as empty.
 
-use crate::class::geometry::BATCH_MAX;
+use crate::class::geometry::{BATCH_MAX, MAGAZINE_MAX};
 use crate::sync::units::{move_to_front, read_units, with_units, write_units};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, Zeroable};
 use crate::thread_cache::guard::{FIRST_PUT, Guard, SHUT, TAKEN};
 use arrayvec::ArrayVec;
 
-const SLOTS: usize = 2 * BATCH_MAX;
-const _: () = assert!(SLOTS <= u8::MAX as usize, "a capacity has a byte");
+const _: () = assert!(MAGAZINE_MAX <= u8::MAX as usize, "a capacity has a byte");
 const _: () = assert!(
-    SLOTS < FIRST_PUT as usize - 2,
+    MAGAZINE_MAX < FIRST_PUT as usize - 2,
     "what a magazine takes in without counting it leaves the guard's words apart"
 );
 
@@ -50,7 +49,7 @@ pub(crate) struct Magazine {
     flushed: AtomicU64,
     from_depot: AtomicU64,
     from_slab: AtomicU64,
-    slots: [AtomicU32; SLOTS],
+    slots: [AtomicU32; MAGAZINE_MAX],
 }
 
 /// The counters of a magazine, or the sum of several.
@@ -94,7 +93,7 @@ impl Default for Magazine {
 impl Magazine {
     /// Begins anew, empty. For the owner, while nobody else has the magazine.
     pub(crate) fn open(&self, capacity: u8, lane: u8, gates: u32) {
-        debug_assert!(usize::from(capacity) <= SLOTS);
+        debug_assert!(usize::from(capacity) <= MAGAZINE_MAX);
         self.guard.open(capacity, lane, gates);
         for counter in [
             &self.refilled,
@@ -114,7 +113,7 @@ impl Magazine {
     #[inline(always)]
     fn slot(&self, index: usize) -> &AtomicU32 {
         debug_assert!(index < self.guard.capacity());
-        // SAFETY: every caller passes an index below `capacity`, which is at most `SLOTS`.
+        // SAFETY: every caller passes an index below `capacity`, which is at most `MAGAZINE_MAX`.
         unsafe { self.slots.get_unchecked(index) }
     }
 
@@ -342,7 +341,7 @@ mod tests {
 
     fn opened() -> Magazine {
         let magazine = Magazine::default();
-        magazine.open(SLOTS as u8, 0, 0);
+        magazine.open(MAGAZINE_MAX as u8, 0, 0);
         magazine
     }
 
@@ -366,7 +365,7 @@ mod tests {
         magazine.guard.leave_slow();
         // For another pool: nothing is left of what it was.
         magazine.guard.raise(CLOSED | TAKEN);
-        magazine.open(SLOTS as u8, 0, 0);
+        magazine.open(MAGAZINE_MAX as u8, 0, 0);
         let mut tally = Tally::default();
         magazine.add_to(&mut tally);
         assert_eq!((tally.cached, tally.frees, magazine.len()), (0, 0, 0));
@@ -394,22 +393,24 @@ mod tests {
         });
         let last = magazine.guard.capacity() as u32 - 1;
         assert_eq!(magazine.pop(), Some(last));
-        magazine.take_bottom(SLOTS, |units| {
+        magazine.take_bottom(MAGAZINE_MAX, |units| {
             let left: Vec<u32> = (10..last).collect();
             assert_eq!(units, left);
         });
-        magazine.take_bottom(SLOTS, |units| assert!(units.is_empty(), "nothing left"));
+        magazine.take_bottom(MAGAZINE_MAX, |units| {
+            assert!(units.is_empty(), "nothing left")
+        });
     }
 
     #[test]
     fn refill_stops_at_capacity() {
         let magazine = opened();
         let units: Vec<u32> = (0..200).collect();
-        assert_eq!(magazine.refill(&units), SLOTS);
+        assert_eq!(magazine.refill(&units), MAGAZINE_MAX);
         assert_eq!(magazine.refill(&units), 0);
         let mut tally = Tally::default();
         magazine.add_to(&mut tally);
-        assert_eq!((tally.cached, tally.frees), (SLOTS as u64, 0));
+        assert_eq!((tally.cached, tally.frees), (MAGAZINE_MAX as u64, 0));
     }
 
     #[test]
@@ -427,14 +428,14 @@ mod tests {
         assert!(magazine.try_pop_many(2, &mut out));
         assert_eq!(out[3..], [2], "room for one");
         assert!(!magazine.try_pop_many(2, &mut out), "no room");
-        assert!(!magazine.try_push_many(&[0; SLOTS]), "one too many");
-        assert!(magazine.try_push_many(&[7; SLOTS - 1]));
+        assert!(!magazine.try_push_many(&[0; MAGAZINE_MAX]), "one too many");
+        assert!(magazine.try_push_many(&[7; MAGAZINE_MAX - 1]));
         assert!(!magazine.try_push_many(&[7]), "full");
         assert!(
             !magazine.try_push_many(&[7; 1 << 16]),
             "whose end has more bits than a place"
         );
-        assert_eq!(magazine.len(), SLOTS);
+        assert_eq!(magazine.len(), MAGAZINE_MAX);
     }
 
     #[test]

@@ -71,7 +71,7 @@ impl ThreadCache {
             _rack: rack,
         };
         for (class, magazine) in (0..).zip(cache.magazines()) {
-            magazine.open(2 * classes.geometry(class).batch as u8, lane, gates);
+            magazine.open(classes.geometry(class).magazine(), lane, gates);
         }
         cache
     }
