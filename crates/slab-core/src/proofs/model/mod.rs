@@ -312,7 +312,7 @@ fn model_guard_without_membarrier() {
         let push = |unit| {
             let entered = magazine.guard.enter_slow();
             if entered {
-                assert!(magazine.push(unit), "room for four");
+                assert!(magazine.push(unit), "room for three");
                 magazine.guard.leave_slow();
             }
             entered
@@ -433,7 +433,7 @@ fn model_guard_owner_acknowledges_between_takers() {
                 units.push(unit);
                 continue;
             }
-            assert!(magazine.push(unit), "room for four");
+            assert!(magazine.push(unit), "room for three");
             magazine.guard.leave_slow();
         }
         units.extend(taker.join().unwrap());
