@@ -298,6 +298,8 @@ mod tests {
             SizeClasses::network(),
             SizeClasses::general(),
             SizeClasses::explicit(&[192, 1536, 131_072]).unwrap(),
+            // None for the longest requests of the table.
+            SizeClasses::explicit(&[64, 2048]).unwrap(),
             // Two, none and three classes in 64 KiB.
             SizeClasses::explicit(&[65_536, 65_600, 131_072, 300_032, 300_096, 327_680]).unwrap(),
         ] {
