@@ -251,7 +251,7 @@ impl Depot {
     }
 
     /// Of [`blocks`](Self::blocks) and [`lanes`](Self::lanes), which can fail: to return all of a depot in a `Result`
-    /// takes several times its 6 KiB of stack.
+    /// takes several times its 8 KiB of stack.
     pub(crate) fn new(blocks: Table<Batch>, lanes: Table<Lane>, classes: &ClassTable) -> Self {
         let mut batch = [1; MAX_CLASSES];
         for (class, len) in (0..classes.count() as u8).zip(&mut batch) {

@@ -141,8 +141,8 @@ impl SlabPoolBuilder {
     /// with `vm.overcommit_memory=2`, and where a process locks all of its memory by `mlockall`.) Chunks of 64 bytes that
     /// were each shared at some time take up to a seventh of their memory (14 % as measured), larger ones less. Without
     /// the feature `std`, room for all of it is taken from the heap when the pool is built: of a cap that is a power of
-    /// two, a fifth if the smallest chunks have 64 bytes, in [`Mode::Ring`] a third, and below 4 MiB more: of 256 KiB half,
-    /// or two thirds (of chunks of 1536 bytes three tenths); of a cap just above one, up to three fifths more.
+    /// two, a fifth if the smallest chunks have 64 bytes, in [`Mode::Ring`] a third, and below 4 MiB more: of 256 KiB 53 %,
+    /// or two thirds (of chunks of 1536 bytes 35 %); of a cap just above one, up to three fifths more.
     /// While it is being built it takes 13 KiB more; from an allocator that takes nothing back, with the gaps that alignment
     /// leaves, up to 32 KiB more, in [`Mode::Ring`] up to 64 KiB. Default: 64 MiB.
     ///

@@ -3,11 +3,11 @@
 //!
 //! # Where a chunk is looked for (`allocate.rs`)
 //! 1. the thread's magazine (the fast path, in `mod.rs`: no lock, no read-modify-write)
-//! 2. a batch from the depot: one compare-and-swap, and the magazine is half full
+//! 2. a batch from the depot: one compare-and-swap, and the magazine is half to three quarters full
 //! 3. fresh chunks from a slab: a mutex
 //!
-//! A free (`free.rs`) goes into the magazine of the thread that frees; a full magazine sends its older
-//! half to the depot as one batch. A thread without a cache (its thread-locals are being destroyed, or
+//! A free (`free.rs`) goes into the magazine of the thread that frees; a full magazine sends the older part of what it
+//! has to the depot as one batch. A thread without a cache (its thread-locals are being destroyed, or
 //! there are too many threads) uses the class's open batch instead.
 //!
 //! # Order of locks
