@@ -241,7 +241,7 @@ fn a_thread_that_ends_leaves_its_magazines_to_the_others() {
 fn freed_chunks_come_back_from_the_depot_by_the_batch() {
     const COUNT: usize = if cfg!(miri) { 48 } else { 336 };
     // The longest batch, and one that the cap shortens.
-    for (max_memory, batch) in [(32 << 20, 84), (1 << 20, 16)] {
+    for (max_memory, batch) in [(16 << 20, 84), (1 << 20, 16)] {
         let batch = if cfg!(miri) { 12 } else { batch };
         let pool = pool(max_memory, &[256]);
         let allocate =

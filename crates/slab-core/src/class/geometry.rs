@@ -43,7 +43,7 @@ pub(crate) const MAGAZINE_MAX: usize = if MODELLED {
 /// The most chunks in a batch: three quarters of a magazine. The more there are, the seldomer a stream from thread to
 /// thread comes to the depot; the rest is what a thread may take after it gave a batch away, or give after it took one,
 /// before it comes again (`ARCHITECTURE.md` says what other shares cost).
-pub(crate) const BATCH_MAX: usize = if MODELLED { 2 } else { MAGAZINE_MAX / 4 * 3 };
+pub(crate) const BATCH_MAX: usize = MAGAZINE_MAX * 3 / 4;
 
 /// How chunks of one class lie in a slab, and how they travel. Sizes are in units of
 /// [`CHUNK_ALIGN`] bytes where the name says so.

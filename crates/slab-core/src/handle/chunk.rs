@@ -56,7 +56,7 @@ impl ChunkId {
     /// For reading only, not for making another id: its lower half still is the unit.
     #[inline(always)]
     fn place(self) -> Place {
-        // SAFETY: `new` put a place's bits there.
+        // SAFETY: `new` put a place's bits there; the callers of this private function only read it.
         unsafe { Place::from_bits(self.0) }
     }
 
