@@ -334,7 +334,7 @@ mod tests {
     /// A mark where none belongs would only cost time, which no other test sees.
     #[test]
     fn only_lent_references_carry_the_lent_mark() {
-        let pool = SlabPool::builder().build().unwrap();
+        let pool = SlabPool::builder().max_memory(1 << 20).build().unwrap();
         let first = pool.try_alloc(100).unwrap().into_shared();
         let lent = first.lend();
         assert_eq!(
