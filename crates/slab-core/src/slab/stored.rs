@@ -188,7 +188,7 @@ mod tests {
             seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1);
             ((seed >> 33) % u64::from(below)) as u32
         };
-        for _ in 0..if cfg!(miri) { 300 } else { 20_000 } {
+        for _ in 0..if cfg!(miri) { 300 } else { 4_000 } {
             let slab = random(6);
             let class = (slab % 2) as u8;
             let span = slab * SLAB_UNITS..(slab + 1) * SLAB_UNITS;
