@@ -45,6 +45,18 @@ pub struct SizeClasses {
 impl SizeClasses {
     /// Returns classes of exactly these sizes in bytes.
     ///
+    /// ```
+    /// # use slab_core::{ConfigError, SizeClasses, SlabPool};
+    /// let classes = SizeClasses::explicit(&[1536, 65536])?; // an Ethernet frame, a GRO super-buffer
+    /// let pool = SlabPool::builder().size_classes(classes).build()?;
+    /// assert_eq!(pool.try_alloc(100)?.capacity(), 1536);
+    /// assert_eq!(pool.try_alloc(1537)?.capacity(), 65536);
+    ///
+    /// let refused = SizeClasses::explicit(&[1500, 65536]).unwrap_err();
+    /// assert_eq!(refused, ConfigError::UnalignedClass { bytes: 1500 });
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// The list is empty, too long, not strictly ascending, or holds a size that is zero, not a
     /// multiple of [`CHUNK_ALIGN`], or above [`MAX_CHUNK_BYTES`].
@@ -158,6 +170,18 @@ impl SizeClasses {
     }
 
     /// Returns the largest chunk size in bytes.
+    ///
+    /// ```
+    /// # use slab_core::SlabPool;
+    /// let pool = SlabPool::builder().build()?;
+    /// let file = vec![7; 200_000];
+    /// for piece in file.chunks(pool.size_classes().largest()) {
+    ///     let mut chunk = pool.try_alloc(piece.len())?;
+    ///     chunk.try_copy_from_slice(piece).expect("it fits");
+    /// }
+    /// # assert_eq!(pool.size_classes().largest(), 65536);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn largest(&self) -> usize {
         self.sizes[self.sizes.len() - 1]

@@ -100,6 +100,20 @@ impl SizeHistogram {
     }
 
     /// Adds what another histogram has recorded.
+    ///
+    /// ```
+    /// # use slab_core::{MAX_CHUNK_BYTES, SizeHistogram};
+    /// let work = |packets: Vec<usize>| {
+    ///     let mut seen = SizeHistogram::new();
+    ///     packets.into_iter().for_each(|len| seen.record(len, 1));
+    ///     seen
+    /// };
+    /// let other = std::thread::spawn(move || work(vec![1350, MAX_CHUNK_BYTES + 1]));
+    /// let mut seen = work(vec![60, 1350]);
+    /// seen.merge(&other.join().unwrap());
+    /// assert!(seen.iter().eq([(64, 1), (1408, 2)]));
+    /// assert_eq!((seen.requests(), seen.too_large()), (3, 1));
+    /// ```
     pub fn merge(&mut self, other: &Self) {
         for (&units, theirs) in &other.sizes {
             self.add(units, theirs.count, theirs.bytes);

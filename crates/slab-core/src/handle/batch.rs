@@ -68,6 +68,16 @@ impl ChunkBatch {
     /// returns how many it holds now. If the pool has no more, these are fewer than `count`, but not none; at the cap that
     /// is not counted as [refused](crate::ClassStats::exhausted).
     ///
+    /// ```
+    /// # use slab_core::SlabPool;
+    /// let pool = SlabPool::builder().max_memory(256 << 10).build()?;
+    /// let mut batch = pool.chunk_batch(65536)?;
+    /// assert_eq!(batch.fill(32)?, 4, "all there are");
+    /// assert_eq!(batch.fill(32)?, 4, "still");
+    /// assert!(pool.chunk_batch(65536)?.fill(32).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// As [`SlabPool::try_alloc`], if the batch is empty and the pool has not even one chunk.
     #[inline]
@@ -179,6 +189,21 @@ impl ChunkBatch {
 
     /// Adds a chunk, to be freed with the others.
     ///
+    /// ```
+    /// # use slab_core::SlabPool;
+    /// # let pool = SlabPool::builder().build()?;
+    /// let packets = (0..100).map(|_| pool.try_alloc(2048)).collect::<Result<Vec<_>, _>>()?;
+    /// let mut done = pool.chunk_batch(2048)?;
+    /// for packet in packets {
+    ///     if let Err(packet) = done.push(packet) {
+    ///         done.clear(); // it was full: frees 64
+    ///         done.push(packet).expect("there is room");
+    ///     }
+    /// }
+    /// assert_eq!((done.len(), pool.stats().in_use()), (36, 36));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// Gives the chunk back if it is of another pool or size class, or the batch is full.
     #[inline]
@@ -193,6 +218,24 @@ impl ChunkBatch {
 
     /// Returns the chunks' addresses; each is valid as [`Chunk::as_ptr`] says, while its chunk is in the
     /// batch.
+    ///
+    /// ```
+    /// # #[cfg(unix)] {
+    /// # use slab_core::SlabPool;
+    /// # use std::{io::Write, os::{fd::AsRawFd, unix::net::UnixStream}};
+    /// # let pool = SlabPool::builder().build()?;
+    /// # let (mut peer, socket) = UnixStream::pair()?;
+    /// # peer.write_all(&[7; 3000])?;
+    /// let mut batch = pool.chunk_batch(2048)?;
+    /// batch.fill(4)?;
+    /// let part = |at: std::ptr::NonNull<u8>| libc::iovec { iov_base: at.as_ptr().cast(), iov_len: 2048 };
+    /// let parts: Vec<_> = batch.as_ptrs().map(part).collect();
+    /// // SAFETY: each part is a chunk of the batch, all of it, which nobody else has.
+    /// let bytes = unsafe { libc::readv(socket.as_raw_fd(), parts.as_ptr(), parts.len() as i32) };
+    /// assert_eq!(bytes, 3000);
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn as_ptrs(&self) -> impl ExactSizeIterator<Item = NonNull<u8>> {
         let inner = self.pool.inner();
         self.units.iter().map(|&unit| inner.chunk_ptr(unit))

@@ -184,6 +184,14 @@ impl Chunk {
     }
 
     /// Returns whether the chunk belongs to this pool.
+    ///
+    /// ```
+    /// # use slab_core::SlabPool;
+    /// let (rx, tx) = (SlabPool::builder().build()?, SlabPool::builder().build()?);
+    /// let chunk = rx.try_alloc(1500)?;
+    /// assert!(chunk.belongs_to(&rx) && !chunk.belongs_to(&tx));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn belongs_to(&self, pool: &SlabPool) -> bool {
         pool.has_inner(self.pool_ptr())
@@ -243,6 +251,18 @@ impl Chunk {
     }
 
     /// Turns the chunk into one whose handle can be cloned. Touches no memory.
+    ///
+    /// ```
+    /// # use slab_core::SlabPool;
+    /// # let pool = SlabPool::builder().build()?;
+    /// let mut chunk = pool.try_alloc(1500)?;
+    /// chunk.try_copy_from_slice(b"datagram").expect("it fits");
+    /// let chunk = chunk.into_shared();
+    /// let other = chunk.clone();
+    /// std::thread::spawn(move || drop(other)).join().unwrap();
+    /// assert!(chunk.is_unique());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[inline]
     #[must_use]
     pub fn into_shared(self) -> SharedChunk {

@@ -15,7 +15,7 @@ impl Chunk {
     /// [`chunk_from_raw`](SlabPool::chunk_from_raw) or [`free_raw`](SlabPool::free_raw) to take back.
     ///
     /// Those need a handle to the pool. A chunk that is not taken back is leaked, and keeps the pool's
-    /// arena mapped.
+    /// arena mapped. `chunk_from_raw` has an example.
     #[must_use = "the chunk is leaked unless it is taken back"]
     pub fn into_raw(self) -> NonNull<u8> {
         ManuallyDrop::new(self).as_ptr()
@@ -46,6 +46,25 @@ impl SlabPool {
 
     /// Frees a chunk by its pointer, on any thread.
     ///
+    /// ```
+    /// # use slab_core::SlabPool;
+    /// # use std::ptr::NonNull;
+    /// # let pool = SlabPool::builder().build()?;
+    /// /// What a library in C calls to free a buffer, which is one of the pool's or one of `malloc`'s.
+    /// unsafe fn free_buffer(pool: &SlabPool, at: NonNull<u8>) {
+    ///     // SAFETY: the library gives it up.
+    ///     if unsafe { pool.free_raw(at) }.is_err() {
+    ///         // SAFETY: as above.
+    ///         unsafe { libc::free(at.as_ptr().cast()) };
+    ///     }
+    /// }
+    /// # let buffer = NonNull::new(unsafe { libc::malloc(100) }.cast()).expect("there is memory");
+    /// # unsafe { free_buffer(&pool, buffer) };
+    /// # unsafe { free_buffer(&pool, pool.alloc_raw(100)?) };
+    /// # assert_eq!(pool.stats().in_use(), 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// [`NotAChunk`] if the pointer is not the start of a chunk of this pool; nothing is freed.
     ///
@@ -58,6 +77,22 @@ impl SlabPool {
 
     /// Returns the handle of a chunk whose pointer came from [`alloc_raw`](Self::alloc_raw) or
     /// [`Chunk::into_raw`].
+    ///
+    /// ```
+    /// # use slab_core::SlabPool;
+    /// # use std::{ffi::c_void, ptr::NonNull};
+    /// # let pool = SlabPool::builder().build()?;
+    /// let chunk = pool.try_alloc(1500)?;
+    /// // What foreign code keeps, and gives back when it is done with the memory.
+    /// let user_data: *mut c_void = chunk.into_raw().as_ptr().cast();
+    /// assert_eq!(pool.stats().in_use(), 1);
+    ///
+    /// let at = NonNull::new(user_data.cast()).expect("of a chunk");
+    /// // SAFETY: it came from `into_raw`, and is not used again.
+    /// let chunk = unsafe { pool.chunk_from_raw(at) }?;
+    /// assert_eq!(chunk.capacity(), 1536);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// [`NotAChunk`] if the pointer is not the start of a chunk of this pool. Not every pointer that

@@ -177,6 +177,20 @@ impl SharedChunk {
     /// Returns `n` further references, [lent](Self::lend), for the price of one atomic addition. Those
     /// that are not taken from the iterator are given back when it is dropped.
     ///
+    /// ```
+    /// # use slab_core::SlabPool;
+    /// # let pool = SlabPool::builder().build()?;
+    /// // What the kernel has put there is 40 datagrams, each for a task of its own.
+    /// let received = pool.try_alloc(65536)?.into_shared();
+    /// let datagrams: Vec<_> = received.clones(40).collect();
+    /// assert!(datagrams.iter().all(|datagram| datagram.same_chunk(&received)));
+    /// drop(received);
+    /// assert_eq!(pool.stats().in_use(), 1);
+    /// drop(datagrams);
+    /// assert_eq!(pool.stats().in_use(), 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Panics
     /// If `n` is above 65 536. As [`clone`](Self::clone), it aborts the process if there are more than 2^31.
     #[must_use]

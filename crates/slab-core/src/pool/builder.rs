@@ -226,6 +226,21 @@ impl SlabPoolBuilder {
     ///
     /// Memory fresh from the system is zero already and is not written. Each allocation and free takes the
     /// slow path, and each free the time to write the chunk.
+    ///
+    /// ```
+    /// # use slab_core::SlabPool;
+    /// let pool = SlabPool::builder().zero_on_free(true).build()?;
+    /// let mut key = pool.try_alloc(64)?;
+    /// let at = key.as_ptr();
+    /// key.try_copy_from_slice(b"secret").expect("it fits");
+    /// drop(key);
+    /// let next = pool.try_alloc(64)?;
+    /// assert_eq!(next.as_ptr(), at, "the same memory");
+    /// // SAFETY: ours alone, and this pool has written zeros to all of it.
+    /// let bytes = unsafe { std::slice::from_raw_parts(at.as_ptr(), next.capacity()) };
+    /// assert_eq!(bytes, [0; 64]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn zero_on_free(mut self, zero: bool) -> Self {
         self.zero_on_free = zero;
         self
@@ -241,6 +256,18 @@ impl SlabPoolBuilder {
     /// that are not in use.
     ///
     /// Each allocation and free takes the slow path, and the time to read or to write the chunk.
+    ///
+    /// ```should_panic
+    /// # use slab_core::SlabPool;
+    /// let pool = SlabPool::builder().hardened(true).build().unwrap();
+    /// let at = pool.alloc_raw(1500).unwrap();
+    /// // SAFETY: none. This is the error: it writes to a chunk that it has freed.
+    /// unsafe {
+    ///     pool.free_raw(at).unwrap();
+    ///     at.write(7);
+    /// }
+    /// let next = pool.try_alloc(1500); // panics: ".. was written to at byte 0 after it was freed"
+    /// ```
     pub fn hardened(mut self, hardened: bool) -> Self {
         self.hardened = hardened;
         self
@@ -255,6 +282,15 @@ impl SlabPoolBuilder {
     /// process, and each slab takes two (on Linux that allows some 32 000 slabs by default). Without
     /// `mmap` the page is only left unused. Has no effect on memory that is [lent](Self::build_in), nor
     /// where a page is more than a quarter of a slab.
+    ///
+    /// ```
+    /// # use slab_core::SlabPool;
+    /// // While the `unsafe` code is tested, with all that can find errors in it.
+    /// let pool = SlabPool::builder().max_memory(256 << 10).guard_pages(true).hardened(true).build()?;
+    /// let all: Vec<_> = std::iter::from_fn(|| pool.try_alloc(65536).ok()).collect();
+    /// assert_eq!(all.len(), 3, "where the fourth would be, the last page is the guard");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn guard_pages(mut self, guard: bool) -> Self {
         self.guard_pages = guard;
         self
@@ -295,6 +331,17 @@ impl SlabPoolBuilder {
     /// subscriber that panics ends the process.
     ///
     /// Feature `leak-tracking`.
+    ///
+    /// ```
+    /// # use slab_core::SlabPool;
+    /// let pool = SlabPool::builder().track_leaks(100).build()?;
+    /// let held = (0..1000).map(|_| pool.try_alloc(64)).collect::<Result<Vec<_>, _>>()?;
+    /// for chunk in pool.live_chunks() {
+    ///     println!("{chunk}"); // 64 bytes at .., in use for .., allocated at src/main.rs:2:31
+    /// }
+    /// assert_eq!(pool.live_chunks().len(), 10);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[cfg(feature = "leak-tracking")]
     pub fn track_leaks(mut self, one_in: u32) -> Self {
         self.track_leaks = NonZeroU32::new(one_in);
@@ -302,12 +349,35 @@ impl SlabPoolBuilder {
     }
 
     /// Sets how many slabs to commit at a time. Default: [`Growth::Slab`].
+    ///
+    /// ```
+    /// # use slab_core::{Growth, SlabPool};
+    /// let pool = SlabPool::builder().growth(Growth::Double).build()?;
+    /// let nine = (0..9).map(|_| pool.try_alloc(65536)).collect::<Result<Vec<_>, _>>()?;
+    /// let stats = pool.stats();
+    /// // The third slab, of four chunks each, came with a fourth.
+    /// assert_eq!(stats.committed_bytes, 4 * stats.slab_bytes);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn growth(mut self, growth: Growth) -> Self {
         self.growth = growth;
         self
     }
 
     /// Sets when memory is backed by the system. Default: [`Backing::OnDemand`].
+    ///
+    /// ```
+    /// # use slab_core::{Backing, ConfigError, SlabPool};
+    /// let builder = SlabPool::builder().max_memory(1 << 20);
+    /// let pool = match builder.clone().backing(Backing::Locked).build() {
+    ///     // The limit on locked memory (`ulimit -l`) is lower.
+    ///     Err(ConfigError::Back { .. }) => builder.backing(Backing::Prefault).build()?,
+    ///     built => built?,
+    /// };
+    /// assert_eq!(pool.stats().committed_bytes, pool.max_memory());
+    /// assert!(pool.resident_bytes().is_none_or(|bytes| bytes == pool.max_memory()));
+    /// # Ok::<(), ConfigError>(())
+    /// ```
     pub fn backing(mut self, backing: Backing) -> Self {
         self.backing = backing;
         self
@@ -319,6 +389,15 @@ impl SlabPoolBuilder {
     /// larger than that, [`trim`](crate::SlabPool::trim) may count as given back what stays resident. With
     /// [`guard_pages`](Self::guard_pages) a huge page has to fit between two of them, so there are none unless the
     /// largest size class is above 512 KiB. Default: no.
+    ///
+    /// ```
+    /// # use slab_core::{Backing, SlabPool};
+    /// // All of it from the start, and by huge pages as far as there are any.
+    /// let builder = SlabPool::builder().max_memory(4 << 20).huge_pages(true);
+    /// let pool = builder.backing(Backing::Prefault).build()?;
+    /// assert!(pool.resident_bytes().is_none_or(|bytes| bytes == 4 << 20));
+    /// # Ok::<(), slab_core::ConfigError>(())
+    /// ```
     pub fn huge_pages(mut self, advise: bool) -> Self {
         self.huge_pages = advise;
         self

@@ -364,6 +364,20 @@ impl SlabPool {
 
     /// Returns a snapshot: where every chunk is, and the counters so far. Allocates nothing, disturbs no
     /// fast path.
+    ///
+    /// ```
+    /// # use slab_core::SlabPool;
+    /// # let pool = SlabPool::builder().build()?;
+    /// let held = pool.try_alloc(1500)?;
+    /// let stats = pool.stats();
+    /// println!("{} of {} bytes in use", stats.in_use_bytes(), stats.max_memory);
+    /// for class in stats.classes().iter().filter(|class| class.in_use > 0) {
+    ///     println!("{} chunks of {} bytes", class.in_use, class.chunk_bytes);
+    /// }
+    /// assert_eq!((stats.in_use(), stats.in_use_bytes()), (1, 1536));
+    /// # drop(held);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn stats(&self) -> PoolStats {
         self.inner().stats()
@@ -408,6 +422,28 @@ impl SlabPool {
 
     /// Moves the free chunks in this thread's magazines to the depot, for other threads to use.
     /// Suitable for tokio's `on_thread_park`; at thread exit it happens by itself.
+    ///
+    /// ```
+    /// # use slab_core::SlabPool;
+    /// # let pool = SlabPool::builder().build()?;
+    /// let idle = pool.clone();
+    /// # // What is waited for does not come before the thread has parked.
+    /// # let (parked, has_parked) = std::sync::mpsc::channel();
+    /// # let something = async { tokio::task::spawn_blocking(move || has_parked.recv()).await };
+    /// let runtime = tokio::runtime::Builder::new_current_thread() // or `new_multi_thread`
+    ///     .on_thread_park(move || {
+    ///         idle.flush_thread_cache();
+    /// #       let _ = parked.send(());
+    ///     })
+    ///     .build()?;
+    /// runtime.block_on(async {
+    ///     drop(pool.try_alloc(1500));
+    ///     something.await // and its thread parks
+    /// })??;
+    /// // No free chunk stays in its magazines.
+    /// assert!(pool.stats().classes().iter().all(|class| class.in_magazines == 0));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn flush_thread_cache(&self) {
         self.inner().flush_current();
     }
@@ -430,6 +466,21 @@ impl SlabPool {
     /// then gives memory back in pieces of 4 MiB or a slab, or less where it has many free chunks to look at.
     /// Frees go on meanwhile, and so do allocations: one that needs a slab waits until the free chunks are
     /// collected, or for one piece.
+    ///
+    /// ```
+    /// # use slab_core::SlabPool;
+    /// # let pool = SlabPool::builder().build()?;
+    /// let mut burst = (0..100).map(|_| pool.try_alloc(65536)).collect::<Result<Vec<_>, _>>()?;
+    /// for chunk in &mut burst {
+    ///     chunk.fill_zero();
+    /// }
+    /// drop(burst);
+    /// // Nothing is in use, and all of it is still in memory.
+    /// assert!(pool.resident_bytes().is_none_or(|bytes| bytes >= 100 * 65536));
+    /// assert!(pool.trim() >= 100 * 65536);
+    /// assert!(pool.resident_bytes().is_none_or(|bytes| bytes == 0));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn trim(&self) -> usize {
         self.trim_to(0)
     }
@@ -437,6 +488,17 @@ impl SlabPool {
     /// Trims as [`trim`](Self::trim) does, but keeps whole free slabs for reuse as long as the pool has
     /// no more than `bytes` committed. Slabs that stay committed without memory, as those of
     /// [`Mode::Ring`](crate::Mode::Ring) do, are not counted.
+    ///
+    /// ```
+    /// # use slab_core::SlabPool;
+    /// # let pool = SlabPool::builder().build()?;
+    /// let peak = (0..1000).map(|_| pool.try_alloc(9000)).collect::<Result<Vec<_>, _>>()?;
+    /// drop(peak);
+    /// assert!(pool.stats().committed_bytes > 8 << 20);
+    /// pool.trim_to(2 << 20); // what is needed at other times
+    /// assert_eq!(pool.stats().committed_bytes, 2 << 20);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn trim_to(&self, bytes: usize) -> usize {
         self.inner().trim(bytes)
     }

@@ -87,6 +87,24 @@ impl ClassStats {
 }
 
 /// A pool at one moment. Taking one allocates nothing on the heap.
+///
+/// ```
+/// use slab_core::{SizeClasses, SlabPool};
+///
+/// let classes = SizeClasses::explicit(&[2048, 16384])?;
+/// let pool = SlabPool::builder().size_classes(classes).max_memory(64 << 10).build()?; // one slab
+/// drop(pool.try_alloc(1500)?);
+/// let held = pool.try_alloc(9000)?; // takes the slab over
+/// let stats = pool.stats();
+/// assert_eq!(stats.slab_rebalances(), 1);
+/// assert_eq!((stats.in_use(), stats.in_use_bytes()), (1, 16384));
+/// assert_eq!(stats.classes()[1].in_use_bytes(), 16384);
+///
+/// drop(held);
+/// pool.trim();
+/// assert_eq!(pool.stats().slab_trims(), 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolStats {

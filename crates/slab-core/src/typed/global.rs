@@ -177,6 +177,22 @@ impl<T: UnwindSafe + 'static, Tag: GlobalTag<T>> UnwindSafe for GlobalBox<T, Tag
 impl<T: 'static, Tag: GlobalTag<T>> GlobalBox<T, Tag> {
     /// Turns the handle into a [`SlabBox`], which carries its slab with it and has all the methods.
     ///
+    /// ```
+    /// # use slab_core::{GlobalBox, GlobalTag, Slab, SlabBox, StaticSlab};
+    /// # struct Names;
+    /// # impl GlobalTag<String> for Names {
+    /// #     fn slab() -> &'static StaticSlab<String, Names> {
+    /// #         static SLAB: StaticSlab<String, Names> = StaticSlab::new("names", 1000);
+    /// #         &SLAB
+    /// #     }
+    /// # }
+    /// let names = Slab::<String, Names>::global()?;
+    /// let name = SlabBox::into_global(names.try_insert("slab".to_owned())?).expect("of that slab");
+    /// let name: String = SlabBox::into_inner(GlobalBox::into_slab_box(name));
+    /// assert_eq!((&*name, names.pool().stats().in_use()), ("slab", 0));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Panics
     /// If [`GlobalTag::slab`] returns another slab than before.
     #[inline]

@@ -132,6 +132,17 @@ impl<T, Tag> Slab<T, Tag> {
 
     /// Moves a value into the slab.
     ///
+    /// ```
+    /// # use slab_core::Slab;
+    /// let slab = Slab::<String>::builder().max_objects(1000).build()?;
+    /// let name = || "slab".to_owned();
+    /// let all: Vec<_> = std::iter::from_fn(|| slab.try_insert(name()).ok()).collect();
+    /// assert_eq!(all.len(), slab.capacity());
+    /// let refused = slab.try_insert("core".to_owned()).unwrap_err();
+    /// assert_eq!(refused.value, "core");
+    /// # Ok::<(), slab_core::ConfigError>(())
+    /// ```
+    ///
     /// # Errors
     /// Gives the value back, with the reason as [`SlabPool::try_alloc`] gives it.
     #[inline]

@@ -77,6 +77,21 @@ impl<T, Tag> SlabBox<T, Tag> {
 
     /// Gives up the box without dropping the value: the memory stays in use until
     /// [`Slab::free_raw`](super::Slab::free_raw) or [`Slab::box_from_raw`](super::Slab::box_from_raw) takes it back.
+    ///
+    /// ```
+    /// # use slab_core::{Slab, SlabBox};
+    /// # use std::{ffi::c_void, ptr::NonNull};
+    /// let sessions = Slab::<String>::builder().build()?;
+    /// let session = sessions.try_insert("of a client".to_owned())?;
+    /// // What a library in C keeps, and passes to its callbacks.
+    /// let user_data: *mut c_void = SlabBox::into_raw(session).as_ptr().cast();
+    ///
+    /// let at = NonNull::new(user_data.cast::<String>()).expect("of a value");
+    /// // SAFETY: it came from `into_raw`, and is not used again.
+    /// let session = unsafe { sessions.box_from_raw(at) }?;
+    /// assert_eq!(*session, "of a client");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[inline]
     #[must_use = "the value and its memory would leak"]
     pub fn into_raw(this: Self) -> NonNull<T> {
