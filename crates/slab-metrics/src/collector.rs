@@ -99,6 +99,20 @@ impl Collector {
     /// Registers a packet pool under the name of its slab pool, with the series of both. The slab pool
     /// cannot be registered as well.
     ///
+    /// ```
+    /// # use slab_metrics::{Collector, Exporter};
+    /// # use slab_net::PacketPool;
+    /// let pool = PacketPool::builder().name("rx").build()?;
+    /// let collector = Collector::new();
+    /// collector.register_packet_pool(&pool)?;
+    /// let kept = pool.hold(pool.try_copy_from_slice(b"datagram")?);
+    /// let page = Exporter::new(collector).scrape();
+    /// assert!(page.contains("slab_pool_in_use_bytes{pool=\"rx\",size_class=\"64\"} 64\n"));
+    /// assert!(page.contains("slab_net_held_bytes{pool=\"rx\"} 8\n"));
+    /// # drop(kept);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// Another pool has this name, or the collector is full.
     #[cfg(feature = "net")]
@@ -110,6 +124,25 @@ impl Collector {
     /// Registers a UDP socket, with `name` as the label `socket`. Names should come from a small fixed
     /// set, such as shard numbers, and never be addresses. The series stay when the socket is closed:
     /// [unregister](Self::unregister) it before its successor takes the name.
+    ///
+    /// ```
+    /// # use slab_metrics::{Collector, Exporter};
+    /// # use slab_net::PacketPool;
+    /// # use slab_net::udp::{Transmit, UdpReceiver};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+    /// let mut receiver = UdpReceiver::bind("127.0.0.1:0".parse()?, &pool)?;
+    /// let collector = Collector::new();
+    /// collector.register_socket("0", receiver.monitor())?;
+    /// # let hello = Transmit::new(b"hello", receiver.local_addr());
+    /// # receiver.sender().send(&hello).await?;
+    /// let batch = receiver.recv_batch().await?;
+    /// let page = Exporter::new(collector).scrape();
+    /// assert!(page.contains("slab_net_received_datagrams_total{socket=\"0\"} 1\n"));
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// Another socket has this name, or the collector is full.
@@ -129,6 +162,18 @@ impl Collector {
 
     /// Registers a hand-off queue, with `name` as the label `queue`. The series stay when the queue has
     /// ended, as those of a socket do.
+    ///
+    /// ```
+    /// # use slab_metrics::{Collector, Exporter};
+    /// # use slab_net::pipeline::{Overflow, queue};
+    /// let (sender, consumer) = queue(256.try_into()?, Overflow::DropNewest);
+    /// let collector = Collector::new();
+    /// collector.register_queue("handoff", consumer.monitor())?;
+    /// let page = Exporter::new(collector).scrape();
+    /// assert!(page.contains("slab_net_queue_capacity_batches{queue=\"handoff\"} 256\n"));
+    /// # drop(sender);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// Another queue has this name, or the collector is full.

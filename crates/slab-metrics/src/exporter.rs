@@ -69,6 +69,17 @@ impl Exporter {
     }
 
     /// Returns the collector, to register more sources with.
+    ///
+    /// ```
+    /// # use slab_core::Slab;
+    /// # use slab_metrics::{Collector, Exporter};
+    /// # let exporter = Exporter::new(Collector::new());
+    /// // Where the exporter is at hand, such as in the state of a router:
+    /// let sessions = Slab::<[u64; 8]>::builder().name("sessions").build()?;
+    /// exporter.collector().register_pool(sessions.pool())?;
+    /// assert!(exporter.scrape().contains("{pool=\"sessions\"}"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn collector(&self) -> &Collector {
         &self.shared.collector
@@ -85,6 +96,19 @@ impl Exporter {
     }
 
     /// Reads all statistics and renders them in the OpenMetrics format 1.0.
+    ///
+    /// ```
+    /// # use slab_metrics::{Collector, Exporter};
+    /// # let exporter = Exporter::new(Collector::new());
+    /// # let accept = "application/openmetrics-text;version=1.0.0,text/plain;q=0.5";
+    /// // `accept` is a header of the request. That of Prometheus names OpenMetrics first.
+    /// let (content_type, page) = match accept.contains("application/openmetrics-text") {
+    ///     true => (Exporter::OPENMETRICS_CONTENT_TYPE, exporter.scrape_openmetrics()),
+    ///     false => (Exporter::CONTENT_TYPE, exporter.scrape()),
+    /// };
+    /// # assert!(content_type.starts_with("application/openmetrics-text"));
+    /// assert!(page.ends_with("# EOF\n"));
+    /// ```
     #[must_use]
     pub fn scrape_openmetrics(&self) -> String {
         let mut page = self.own_page(Format::OpenMetrics);
@@ -123,6 +147,15 @@ impl Exporter {
     /// name in each format. [`MetricsServer::serve`](crate::MetricsServer::serve) runs the recorder's
     /// [upkeep](Self::upkeep).
     ///
+    /// ```
+    /// # use slab_metrics::{Collector, Exporter};
+    /// let exporter = Exporter::new(Collector::new());
+    /// exporter.install_global_recorder()?;
+    /// metrics::counter!("logins_total", "by" => "password").increment(1);
+    /// assert!(exporter.scrape().contains("logins_total{by=\"password\"} 1\n"));
+    /// # Ok::<(), slab_metrics::GlobalRecorderTaken>(())
+    /// ```
+    ///
     /// # Errors
     /// A global recorder is already installed.
     pub fn install_global_recorder(&self) -> Result<(), GlobalRecorderTaken> {
@@ -138,6 +171,28 @@ impl Exporter {
     /// between scrapes. A program that has [installed](Self::install_global_recorder) the recorder and
     /// serves the page itself calls this every few seconds. Does nothing if this exporter has installed
     /// none.
+    ///
+    /// ```
+    /// # use slab_metrics::{Collector, Exporter};
+    /// # use std::time::Duration;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), slab_metrics::GlobalRecorderTaken> {
+    /// # let exporter = Exporter::new(Collector::new());
+    /// exporter.install_global_recorder()?;
+    /// let recorder = exporter.clone();
+    /// tokio::spawn(async move {
+    ///     let mut ticks = tokio::time::interval(Duration::from_secs(5));
+    ///     loop {
+    ///         ticks.tick().await;
+    ///         recorder.upkeep();
+    ///     }
+    /// });
+    /// # metrics::histogram!("login_seconds").record(0.5);
+    /// # tokio::task::yield_now().await;
+    /// # assert!(exporter.scrape().contains("login_seconds_count 1"));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn upkeep(&self) {
         if let Some(global) = self.shared.global.get() {
             global.run_upkeep();

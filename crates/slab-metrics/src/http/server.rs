@@ -103,6 +103,25 @@ impl MetricsServerBuilder {
 
     /// Sets the most concurrent connections; one more is answered with 503, closed and counted. 0 is
     /// taken as 1. Default: 16.
+    ///
+    /// ```
+    /// # use slab_metrics::{Collector, Exporter, MetricsServer};
+    /// # use tokio::{io::AsyncReadExt, net::TcpStream};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let exporter = Exporter::new(Collector::new());
+    /// let server = MetricsServer::builder(exporter).address(([127, 0, 0, 1], 0).into()).max_connections(1);
+    /// let server = server.bind().await?;
+    /// let address = server.local_addr();
+    /// tokio::spawn(server.serve(std::future::pending()));
+    /// let first = TcpStream::connect(address).await?;
+    /// let (mut second, mut answer) = (TcpStream::connect(address).await?, String::new());
+    /// second.read_to_string(&mut answer).await?;
+    /// assert!(answer.starts_with("HTTP/1.1 503"));
+    /// # drop(first);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn max_connections(mut self, connections: usize) -> Self {
         self.limits.connections = connections.max(1);
         self

@@ -153,6 +153,24 @@ impl<R: Recorder> Sampler<R> {
     }
 
     /// The number of counters and histograms of ended sources whose values this has forgotten.
+    ///
+    /// ```
+    /// # use slab_core::{SizeClasses, SlabPool};
+    /// # use slab_metrics::{Collector, MAX_SOURCES, Sampler, SourceKind};
+    /// # let collector = Collector::new();
+    /// # let mut sampler = Sampler::new(collector.clone(), metrics::NoopRecorder);
+    /// // A pool for each tenant, while it is there: more names than a sampler remembers.
+    /// for tenant in 0..=2 * MAX_SOURCES {
+    /// #   let builder = SlabPool::builder().size_classes(SizeClasses::explicit(&[64])?);
+    ///     let pool = builder.name(format!("tenant {tenant}")).max_memory(64 << 10).build()?;
+    ///     collector.register_pool(&pool)?;
+    ///     sampler.sample();
+    ///     collector.unregister(SourceKind::Pool, pool.name());
+    /// }
+    /// sampler.sample();
+    /// assert_ne!(sampler.forgotten_series(), 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn forgotten_series(&self) -> u64 {
         self.ended.forgotten
