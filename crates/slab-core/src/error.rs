@@ -4,7 +4,8 @@
 use core::fmt;
 use core::mem::MaybeUninit;
 
-/// Why a pool could not be built. Nothing is left half-started: no memory stays reserved.
+/// Why a pool could not be built, or a list of size classes not be made. Nothing is left half-started: no memory stays
+/// reserved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ConfigError {

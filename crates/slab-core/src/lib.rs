@@ -19,6 +19,8 @@
 //! |---|---|
 //! | bytes in size classes | [`SlabPool`], [`SlabPoolBuilder`], [`SizeClasses`], [`Chunk`] |
 //! | waiting for memory at the cap | [`SlabPool::alloc`] |
+//! | requests above the largest class | [`SlabPool::try_alloc_any`], [`AnyChunk`] |
+//! | memory that foreign code holds | [`SlabPool::alloc_raw`], [`SlabPool::chunk_from_raw`], [`SlabBox::into_raw`] |
 //! | many chunks in one step; chunks with several owners | [`ChunkBatch`], [`SharedChunk`] |
 //! | values of one type | [`Slab`], [`SlabBox`]; in a `static`, `StaticSlab` |
 //! | `Vec`, `Box` and maps in a pool | `SlabAllocator` |
@@ -43,11 +45,14 @@
 //! Each file begins with what it does and why; the repository's `ARCHITECTURE.md` has the layers and what must always
 //! hold.
 //!
-//! A pool reports rare events to [`tracing`]: slabs committed, raids, sweeps and trims (level `debug`),
-//! exhaustion and its end, memory that the system refuses, leaks. It holds no lock of its own when it does: a
-//! subscriber may use the pool that an event comes from, and wait for threads that do. What it does there may cause further
-//! events (a [`trim`](SlabPool::trim) always does), which a global default subscriber hears too. A lock that the caller of the
-//! pool holds is still held.
+//! A pool reports rare events to [`tracing`]: slabs committed, raids, sweeps and trims (level `debug`), exhaustion of
+//! a class, memory that the system refuses, and leaks (`warn`), and that the first two of these are over (`info`).
+//! Each refusal is counted, but only the first is reported until they are over: when an allocation succeeds that
+//! neither waited nor found its chunk in a magazine, or, where the system refused memory, when a slab is committed;
+//! with the feature `std` not sooner than a second after the last refusal. A pool holds no lock of its own when it
+//! reports: a subscriber may use the pool that an event comes from, and wait for threads that do. What it does there
+//! may cause further events (a [`trim`](SlabPool::trim) always does), which a global default subscriber hears too. A
+//! lock that the caller of the pool holds is still held.
 
 #![cfg_attr(not(any(feature = "std", test)), no_std)]
 #![cfg_attr(docsrs, feature(doc_cfg))]

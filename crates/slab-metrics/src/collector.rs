@@ -90,7 +90,7 @@ impl Collector {
     /// ```
     ///
     /// # Errors
-    /// Another pool has this name, or the collector is full.
+    /// Another pool has this name (`default`, unless the pool was given one), or the collector is full.
     pub fn register_pool(&self, pool: &SlabPool) -> Result<(), RegisterError> {
         let source = PoolSource::new(pool.clone());
         self.register(SourceKind::Pool, pool.name(), Arc::new(source))

@@ -144,15 +144,19 @@ impl Exporter {
     ///
     /// Names that begin with `slab_` are reserved for ours. Names of counters should end in `_total`: the
     /// OpenMetrics format, which Prometheus asks for, appends it, so a counter without it has a different
-    /// name in each format. [`MetricsServer::serve`](crate::MetricsServer::serve) runs the recorder's
-    /// [upkeep](Self::upkeep).
+    /// name in each format. Histograms are shown as summaries, which have quantiles and no buckets: a program that
+    /// wants buckets gives them to a recorder of its own, and feeds it by a [`Sampler`](crate::Sampler).
+    /// [`MetricsServer::serve`](crate::MetricsServer::serve) runs the recorder's [upkeep](Self::upkeep).
     ///
     /// ```
     /// # use slab_metrics::{Collector, Exporter};
     /// let exporter = Exporter::new(Collector::new());
     /// exporter.install_global_recorder()?;
     /// metrics::counter!("logins_total", "by" => "password").increment(1);
-    /// assert!(exporter.scrape().contains("logins_total{by=\"password\"} 1\n"));
+    /// metrics::histogram!("login_seconds").record(0.5);
+    /// let page = exporter.scrape();
+    /// assert!(page.contains("logins_total{by=\"password\"} 1\n"));
+    /// assert!(page.contains("login_seconds{quantile=\"1\"} 0.5\n"));
     /// # Ok::<(), slab_metrics::GlobalRecorderTaken>(())
     /// ```
     ///
@@ -167,7 +171,7 @@ impl Exporter {
         Ok(())
     }
 
-    /// Moves the samples of the program's histograms into their buckets; otherwise they would pile up
+    /// Moves the samples of the program's histograms into their summaries; otherwise they would pile up
     /// between scrapes. A program that has [installed](Self::install_global_recorder) the recorder and
     /// serves the page itself calls this every few seconds. Does nothing if this exporter has installed
     /// none.

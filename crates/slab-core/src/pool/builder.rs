@@ -250,10 +250,10 @@ impl SlabPoolBuilder {
     ///
     /// A freed chunk is filled with a pattern, which is checked when the chunk is handed out again. If it
     /// was written to in between, that allocation panics and the chunk is never used again, unless what was written are
-    /// zeros over whole aligned pieces of 64 bytes, which look like fresh memory; a second free of the same chunk
-    /// panics. So each call that allocates or frees can panic, the drop of a handle too.
-    /// [`free_raw`](SlabPool::free_raw) and [`chunk_from_raw`](SlabPool::chunk_from_raw) refuse pointers to chunks
-    /// that are not in use.
+    /// zeros over whole aligned pieces of 64 bytes, which look like fresh memory, or with
+    /// [`zero_on_free`](Self::zero_on_free) any zeros; a second free of the same chunk panics. So each call that
+    /// allocates or frees can panic, the drop of a handle too. [`free_raw`](SlabPool::free_raw) and
+    /// [`chunk_from_raw`](SlabPool::chunk_from_raw) refuse pointers to chunks that are not in use.
     ///
     /// Each allocation and free takes the slow path, and the time to read or to write the chunk.
     ///
@@ -278,7 +278,7 @@ impl SlabPoolBuilder {
     /// left over). Default: no.
     ///
     /// Costs that page of the cap and the chunk that no longer fits (for the largest class, if its size
-    /// is a power of two, a quarter of the slab), but no time. Systems limit the number of mappings of a
+    /// is a power of two from 16 KiB on, a quarter of the slab), but no time. Systems limit the number of mappings of a
     /// process, and each slab takes two (on Linux that allows some 32 000 slabs by default). Without
     /// `mmap` the page is only left unused. Has no effect on memory that is [lent](Self::build_in), nor
     /// where a page is more than a quarter of a slab.

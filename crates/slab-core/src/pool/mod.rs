@@ -387,7 +387,7 @@ impl SlabPool {
     /// there is no such class. Allocates nothing, disturbs no fast path.
     ///
     /// Not a part of [`stats`](Self::stats), so that `stats` stays cheap enough to be called each
-    /// millisecond. Needs the feature `std`, for the clock.
+    /// millisecond. Needs the feature `std`, for the clock. [`WaitTimes`] has an example.
     #[cfg(feature = "std")]
     #[must_use]
     pub fn wait_times(&self, class: usize) -> Option<WaitTimes> {

@@ -43,11 +43,11 @@ const MAX_VALUES: u64 = 1 << 20;
 /// The facade cannot remove a series: when a source is unregistered, its gauges go to 0 and its counters
 /// stand still. If a source is registered under the same name again, its counters and histograms go on
 /// from there; if it has counted less in any of them, it is taken for a new source and all its counts are
-/// added. The sampler forgets an ended source once sources have ended [`MAX_SOURCES`] times since; all counts of one of
-/// its name are then added. [`forgotten_series`](Self::forgotten_series) says how many.
-/// A recorder with an idle timeout (`PrometheusBuilder::idle_timeout`, longer than the time between
-/// two samples) drops series later; a histogram dropped while nobody waits reappears, from 0, with the next
-/// wait.
+/// added. The sampler remembers an ended source until sources have ended [`MAX_SOURCES`] times since, or up to twice as
+/// often; then it forgets it, and all counts of one of its name are added.
+/// [`forgotten_series`](Self::forgotten_series) says of how many series. A recorder with an idle timeout
+/// (`PrometheusBuilder::idle_timeout`, longer than the time between two samples) drops series later; a histogram
+/// dropped while nobody waits reappears, from 0, with the next wait.
 ///
 /// ```
 /// use metrics_exporter_prometheus::PrometheusBuilder;
