@@ -105,6 +105,15 @@ impl PacketPoolBuilder {
 
     /// Makes [`PacketPool::compact`] copy a packet whose memory is more than `ratio` times as large as
     /// the packet. Default: 2.
+    ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// let pool = PacketPool::builder().compact_ratio(4).build()?;
+    /// let received = pool.try_copy_from_slice(&[7; 1400])?; // in a chunk of 1536 bytes
+    /// assert_eq!(pool.compact(received.slice(..400)).pinned_bytes(), 1136);
+    /// assert_eq!(pool.compact(received.slice(..300)).pinned_bytes(), 212);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn compact_ratio(mut self, ratio: u32) -> Self {
         self.compact_ratio = ratio;
         self
@@ -117,6 +126,22 @@ impl PacketPoolBuilder {
     ///
     /// An RUDP session uses it, and does not panic, for a message above the largest size class, and to tell the peer
     /// that it sends no more.
+    ///
+    /// ```
+    /// use slab_net::PacketPool;
+    /// use std::fmt::Write;
+    ///
+    /// let pool = PacketPool::builder().max_heap_memory(128 << 10).build()?;
+    /// let large = pool.with_capacity(100_000); // above the largest size class
+    /// assert_eq!(pool.packet_stats().heap_bytes, 100_000);
+    ///
+    /// // `reserve` panics beyond the limit, `write!` returns an error.
+    /// let mut other = pool.try_alloc(64)?;
+    /// assert!(write!(other, "{}", "x".repeat(100_000)).is_err());
+    /// assert_eq!(pool.packet_stats().heap_refused, 1);
+    /// # drop(large);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn max_heap_memory(mut self, bytes: usize) -> Self {
         self.max_heap_memory = bytes;
         self

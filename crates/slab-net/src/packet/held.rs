@@ -21,8 +21,8 @@ use std::sync::Arc;
 /// drop(received);
 /// let stats = pool.packet_stats();
 /// assert_eq!((stats.held_packets, stats.held_bytes, stats.pinned_bytes), (1, 1200, 336));
-/// drop(held);
-/// assert_eq!(pool.packet_stats().pinned_bytes, 0);
+/// let packet = held.into_packet(); // to be sent at last
+/// assert_eq!((packet.len(), pool.packet_stats().held_packets), (1200, 0));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct HeldPacket {

@@ -84,6 +84,14 @@ impl PacketPool {
     /// [`PacketBuf::with_capacity`]. It is created on first use with the builder's defaults, unless
     /// [`install_default`](PacketPoolBuilder::install_default) was called before.
     ///
+    /// ```
+    /// # use slab_net::{PacketBuf, PacketPool};
+    /// let _buf = PacketBuf::with_capacity(1400);
+    /// let stats = PacketPool::default_pool().slab().stats();
+    /// assert!(stats.in_use() >= 1);
+    /// assert_eq!(stats.max_memory, 64 << 20);
+    /// ```
+    ///
     /// # Panics
     /// If the pool has to be created and the system does not reserve its address range. Everything that
     /// uses the default pool then panics too. The next use tries again.

@@ -11,6 +11,20 @@ use std::sync::{Arc, Weak};
 /// While no send or receive is in progress, everything that was ever offered to the queue, and not given
 /// back by [`try_send`](crate::pipeline::QueueSender::try_send), is exactly
 /// `delivered + datagrams + dropped()`, and the same in bytes.
+///
+/// ```
+/// # use slab_net::PacketPool;
+/// # use slab_net::pipeline::{Overflow, queue};
+/// # use slab_net::udp::PacketBatch;
+/// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+/// # let batch = || PacketBatch::try_copy_from_slice(&pool, b"onetwo", 3, "192.0.2.1:53".parse().unwrap());
+/// let (sender, receiver) = queue(1.try_into()?, Overflow::DropOldest);
+/// sender.try_send(batch()?)?; // two datagrams of three bytes
+/// sender.try_send(batch()?)?;
+/// let stats = receiver.monitor().stats();
+/// assert_eq!((stats.datagrams, stats.dropped(), stats.dropped_bytes()), (2, 2, 6));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QueueStats {

@@ -89,6 +89,23 @@ impl UdpReceiverBuilder {
     ///
     /// Only relevant to [`Coalescing::Off`]: nothing exceeds the buffers of [`Coalescing::On`]. Windows does
     /// not tell the sender of such a datagram, whose source is then `[::]:0`.
+    ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// use slab_net::udp::{Coalescing, Transmit, UdpReceiver};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+    /// let mut socket = UdpReceiver::builder(&pool)
+    ///     .coalescing(Coalescing::Off { max_datagram: 512 })
+    ///     .deliver_truncated(true)
+    ///     .bind("127.0.0.1:0".parse()?)?;
+    /// socket.sender().send(&Transmit::new(&[7; 600], socket.local_addr())).await?;
+    /// let batch = socket.recv_batch().await?;
+    /// assert!(batch.is_truncated() && batch.contents() == [7; 512]);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn deliver_truncated(mut self, deliver: bool) -> Self {
         self.deliver_truncated = deliver;
         self
@@ -97,6 +114,23 @@ impl UdpReceiverBuilder {
     /// Requests the kernel's time of arrival of each datagram, or of each run of coalesced datagrams.
     /// Costs some time for each. Default: no. Linux only (binding fails if it has none, as under qemu's user
     /// mode); ignored elsewhere.
+    ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// # use slab_net::udp::{Transmit, UdpReceiver};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+    /// let mut socket = UdpReceiver::builder(&pool).timestamps(true).bind("127.0.0.1:0".parse()?)?;
+    /// socket.sender().send(&Transmit::new(b"hello", socket.local_addr())).await?;
+    /// let arrived = socket.recv_batch().await?.timestamp();
+    /// assert_eq!(arrived.is_some(), cfg!(target_os = "linux"));
+    /// if let Some(queued) = arrived.and_then(|at| at.elapsed().ok()) {
+    ///     println!("queued for {queued:?}");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn timestamps(mut self, timestamps: bool) -> Self {
         self.options.features.timestamps = timestamps;
         self
@@ -156,6 +190,7 @@ impl UdpReceiverBuilder {
     /// let classes = SizeClasses::explicit(&sizes)?;
     /// let pool = PacketPool::builder().max_memory(16 << 20).size_classes(classes).build()?;
     /// let mut receiver = UdpReceiver::builder(&pool).io_uring(true).bind("127.0.0.1:0".parse()?)?;
+    /// println!("by {}", if receiver.uses_io_uring() { "io_uring" } else { "readiness" });
     /// receiver.sender().send(&Transmit::new(b"hello", receiver.local_addr())).await?;
     /// assert_eq!(receiver.recv_batch().await?.contents(), b"hello");
     /// # Ok(())
@@ -198,6 +233,22 @@ impl UdpReceiverBuilder {
     /// Lets several sockets share the address (`SO_REUSEPORT`; elsewhere than on Unix, binding then fails); the kernel distributes the
     /// senders over them, but each gets a copy of what is sent to a multicast group or to all (broadcast).
     /// Port 0 makes the system choose a port that no other socket has yet. Default: no.
+    ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// # use slab_net::udp::UdpReceiver;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+    /// // Such as two processes, while one takes over from the other.
+    /// let builder = UdpReceiver::builder(&pool).reuse_port(true);
+    /// let old = builder.clone().bind("127.0.0.1:0".parse()?)?;
+    /// let new = builder.bind(old.local_addr())?;
+    /// assert_eq!(new.local_addr(), old.local_addr());
+    /// assert!(UdpReceiver::bind(old.local_addr(), &pool).is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn reuse_port(mut self, reuse: bool) -> Self {
         self.options.reuse_port = reuse;
         self

@@ -99,6 +99,7 @@ impl ReuseRing {
 /// let datagram = receiver.recv().await?;
 /// let bytes: BytesMut = datagram.packet;
 /// assert_eq!(bytes, "hello");
+/// assert!((1..=4 << 20).contains(&receiver.allocated_bytes()));
 /// # Ok(())
 /// # }
 /// ```

@@ -138,6 +138,28 @@ impl From<BatchError> for io::Error {
 }
 
 /// Why a transmit ended early. The sender remains usable.
+///
+/// ```
+/// # use slab_net::PacketPool;
+/// # use slab_net::udp::{Transmit, UdpReceiver};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+/// # let mut socket = UdpReceiver::bind("127.0.0.1:0".parse()?, &pool)?;
+/// # let (sender, forged) = (socket.sender(), "127.0.0.1:0".parse()?);
+/// # let peers = [socket.local_addr(), forged, socket.local_addr()];
+/// let answers = peers.map(|peer| Transmit::new(b"pong", peer)); // each is one datagram
+/// let (mut rest, mut refused) = (&answers[..], Vec::new());
+/// while let Err(error) = sender.send_many(rest).await {
+///     // Goes on with the one behind it: whoever forges a source must not keep the others from their answers.
+///     refused.extend(error.destination());
+///     rest = rest.get(error.sent() + 1..).unwrap_or_default();
+/// }
+/// assert_eq!(refused, [forged]);
+/// # assert_eq!([socket.recv().await?.packet, socket.recv().await?.packet], ["pong"; 2]);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct SendError {
     pub(crate) sent: usize,

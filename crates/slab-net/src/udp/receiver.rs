@@ -148,7 +148,27 @@ impl UdpReceiver {
     }
 
     /// Polls for the next batch, as [`recv_batch`](Self::recv_batch). Only the task of the last call is
-    /// woken.
+    /// woken. For futures of one's own, such as one of several sockets:
+    ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// # use slab_net::udp::{Transmit, UdpReceiver};
+    /// use std::future::poll_fn;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+    /// # let bind = || UdpReceiver::bind("127.0.0.1:0".parse().unwrap(), &pool);
+    /// let mut sockets = [bind()?, bind()?];
+    /// # sockets[0].sender().send(&Transmit::new(b"hello", sockets[1].local_addr())).await?;
+    /// let batch = poll_fn(|cx| {
+    ///     let mut polls = sockets.iter_mut().map(|socket| socket.poll_recv_batch(cx));
+    ///     polls.find(|poll| poll.is_ready()).unwrap_or(std::task::Poll::Pending)
+    /// });
+    /// assert_eq!(batch.await?.contents(), b"hello");
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// The same as [`recv_batch`](Self::recv_batch).
@@ -316,6 +336,29 @@ impl UdpReceiver {
     /// This lets a server that shuts down answer what it has received, and count everything else; see
     /// [`forward`](crate::pipeline::forward), which does this.
     ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// # use slab_net::udp::{Transmit, UdpReceiver, UdpSender};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+    /// let mut socket = UdpReceiver::bind("127.0.0.1:0".parse()?, &pool)?;
+    /// # let client = UdpSender::bind("127.0.0.1:0".parse()?)?;
+    /// client.send(&Transmit::new(b"in time", socket.local_addr())).await?;
+    /// # #[cfg(target_os = "linux")] {
+    /// socket.stop()?;
+    /// client.send(&Transmit::new(b"too late", socket.local_addr())).await?;
+    /// let mut last = Vec::new();
+    /// while let Some(batch) = socket.try_recv_batch()? {
+    ///     last.extend(batch.into_packets());
+    /// }
+    /// assert_eq!(last, ["in time"]);
+    /// assert_eq!(socket.monitor().stats().kernel_dropped_datagrams, 1);
+    /// # }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// The system does not support this: only Linux does. Receiving then continues as before. By
     /// io_uring also if its request cannot be cancelled; what arrives is then dropped nevertheless.
@@ -414,9 +457,10 @@ impl Drop for UdpReceiver {
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
-/// let receiver = UdpReceiver::builder(&pool).receive_buffer_bytes(100_000).bind("0.0.0.0:0".parse()?)?;
+/// let builder = UdpReceiver::builder(&pool).receive_buffer_bytes(100_000).send_buffer_bytes(50_000);
+/// let receiver = builder.bind("127.0.0.1:0".parse()?)?;
 /// let socket = socket2::SockRef::from(&receiver);
-/// assert!(socket.recv_buffer_size()? >= 100_000);
+/// assert!(socket.recv_buffer_size()? >= 100_000 && socket.send_buffer_size()? >= 50_000);
 /// socket.set_ttl_v4(3)?;
 /// # Ok(())
 /// # }

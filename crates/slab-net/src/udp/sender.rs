@@ -184,6 +184,24 @@ impl UdpSender {
     /// Like [`send_many`](Self::send_many), but does not wait: returns how many datagrams were sent
     /// before the socket's send buffer was full, which may be none.
     ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// # use slab_net::udp::{Transmit, UdpReceiver};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+    /// # let mut socket = UdpReceiver::bind("127.0.0.1:0".parse()?, &pool)?;
+    /// # let (sender, players) = (socket.sender(), [socket.local_addr(); 2]);
+    /// // A game's state, once a tick: who does not get it now gets the next.
+    /// let updates = players.map(|player| Transmit::new(b"state", player));
+    /// let sent = sender.try_send_many(&updates)?;
+    /// println!("{} updates left out", updates.len() - sent); // each is one datagram
+    /// assert_eq!(sent, 2);
+    /// # assert_eq!(socket.recv().await?.packet, b"state"[..]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// The same as [`send_many`](Self::send_many).
     pub fn try_send_many(&self, transmits: &[Transmit<'_>]) -> Result<usize, SendError> {

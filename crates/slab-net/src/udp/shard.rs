@@ -95,6 +95,29 @@ impl Shard {
 
     /// Registers the socket with the current runtime.
     ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// # use slab_net::udp::{Transmit, UdpReceiver, UdpSender};
+    /// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+    /// // While the process may still bind ports below 1024, and has no other threads.
+    /// let shards = UdpReceiver::builder(&pool).bind_shards("127.0.0.1:0".parse()?, 2.try_into()?)?;
+    /// # let address = shards[0].local_addr();
+    /// let runtime = tokio::runtime::Builder::new_multi_thread().enable_io().build()?;
+    /// runtime.block_on(async {
+    ///     let mut tasks = tokio::task::JoinSet::new();
+    ///     for shard in shards {
+    ///         let (index, mut receiver) = (shard.index(), shard.start()?);
+    ///         tasks.spawn(async move { (index, receiver.recv_batch().await) });
+    ///     }
+    ///     # let sender = UdpSender::bind("127.0.0.1:0".parse()?)?;
+    ///     # sender.send(&Transmit::new(b"x", address)).await?;
+    ///     let (index, received) = tasks.join_next().await.expect("there are two")?;
+    ///     assert!(index < 2 && received?.contents() == b"x");
+    ///     Ok::<(), Box<dyn std::error::Error>>(())
+    /// })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// The runtime cannot register the socket.
     ///

@@ -20,6 +20,31 @@ use tokio::task::coop::poll_proceed;
 const CAPACITY: usize = 64;
 
 /// A datagram to be sent: its owned payload, an optional header, and the destination.
+///
+/// ```
+/// use futures_util::SinkExt;
+/// # use slab_net::PacketPool;
+/// use slab_net::Packet;
+/// use slab_net::udp::{Ecn, Outgoing, UdpReceiver};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+/// # let mut peer = UdpReceiver::bind("127.0.0.1:0".parse()?, &pool)?;
+/// let socket = UdpReceiver::bind("0.0.0.0:0".parse()?, &pool)?;
+/// let payload = pool.try_copy_from_slice(b"payload")?; // perhaps for many, each with a header of its own
+/// let packet = Outgoing::new(payload, peer.local_addr())
+///     .header(Packet::from_static(b"header "))
+///     .source_ip("127.0.0.1".parse()?)
+///     .ecn(Ecn::Ect0);
+/// println!("{} bytes to {}", packet.payload().len(), packet.destination());
+/// socket.sender().sink().send(packet).await?;
+///
+/// let received = peer.recv().await?;
+/// assert_eq!((received.packet, received.ecn), (Packet::from("header payload"), Some(Ecn::Ect0)));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 pub struct Outgoing {
     /// Empty if there is none.
@@ -160,6 +185,7 @@ impl Outgoing {
 ///     let payload = pool.try_copy_from_slice(text.as_bytes())?;
 ///     sink.feed(Outgoing::new(payload, socket.local_addr())).await?;
 /// }
+/// assert_eq!(sink.queued(), 3);
 /// sink.flush().await?;
 /// let mut got = Vec::new();
 /// while got.len() < 9 {

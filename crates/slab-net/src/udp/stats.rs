@@ -11,6 +11,26 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Once the receiver is dropped, `received_datagrams - dropped()` is exactly what it delivered; before
 /// that, it includes what the receiver has read but not yet returned. It is never negative. The same
 /// holds for `received_bytes - dropped_bytes()`.
+///
+/// ```
+/// # use slab_net::PacketPool;
+/// # use slab_net::udp::{Transmit, UdpReceiver};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+/// # let mut socket = UdpReceiver::bind("127.0.0.1:0".parse()?, &pool)?;
+/// let monitor = socket.monitor();
+/// let two = Transmit::new(b"onetwo", socket.local_addr()).segment_size(3);
+/// socket.sender().send(&two).await?;
+/// let one = socket.recv().await?;
+/// drop(socket); // with the other datagram
+///
+/// let stats = monitor.stats();
+/// assert_eq!((stats.received_datagrams - stats.dropped(), stats.dropped_bytes()), (1, 3));
+/// # assert_eq!(one.packet, "one");
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SocketStats {

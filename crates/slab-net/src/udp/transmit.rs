@@ -16,6 +16,28 @@ pub(super) const MAX_PARTS: usize = 128;
 
 /// What to send and where: one datagram, or many to one destination whose payloads are contiguous in
 /// memory.
+///
+/// ```
+/// # use slab_net::PacketPool;
+/// # use slab_net::udp::Transmit;
+/// use slab_net::udp::{Ecn, UdpReceiver};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+/// # let mut client = UdpReceiver::bind("127.0.0.1:0".parse()?, &pool)?;
+/// let mut server = UdpReceiver::bind("0.0.0.0:0".parse()?, &pool)?;
+/// # let to = ([127, 0, 0, 2], server.local_addr().port()).into();
+/// # client.sender().send(&Transmit::new(b"ping", to)).await?;
+/// let request = server.recv().await?;
+/// // From the address that the request was sent to, by the interface that it came by, with ECN.
+/// let answer = request.reply_with(b"pong").interface(request.interface.unwrap_or(0)).ecn(Ecn::Ect0);
+/// assert_eq!(answer.destination(), client.local_addr());
+/// server.sender().send(&answer).await?;
+/// # let received = client.recv_batch().await?;
+/// # assert_eq!((received.source(), received.ecn()), (to, Some(Ecn::Ect0)));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy)]
 pub struct Transmit<'a> {
     contents: Contents<'a>,

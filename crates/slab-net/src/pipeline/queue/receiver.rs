@@ -57,6 +57,27 @@ impl QueueReceiver {
     /// senders are gone and the queue is empty, or if `limit` is 0.
     ///
     /// Cancel-safe. Counts against tokio's cooperative budget.
+    ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// # use slab_net::pipeline::{Overflow, queue};
+    /// # use slab_net::udp::PacketBatch;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+    /// # let batch = || PacketBatch::try_copy_from_slice(&pool, b"x", 0, "192.0.2.1:53".parse().unwrap());
+    /// let (sender, receiver) = queue(64.try_into()?, Overflow::DropNewest);
+    /// # sender.send_many([batch()?, batch()?, batch()?]).await?;
+    /// # drop(sender);
+    /// let (mut batches, mut rounds) = (Vec::new(), Vec::new());
+    /// while receiver.recv_many(&mut batches, 2).await > 0 {
+    ///     // Such as a transaction for all of them. `drain` keeps the list's memory for the next.
+    ///     rounds.push(batches.drain(..).map(|batch| batch.datagrams()).sum::<usize>());
+    /// }
+    /// assert_eq!(rounds, [2, 1]);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn recv_many(&self, out: &mut Vec<PacketBatch>, limit: usize) -> usize {
         if limit == 0 {
             return 0;

@@ -26,6 +26,25 @@ pub(super) const MAX_DATAGRAMS: usize = 128;
 ///
 /// A batch always has a datagram, though that may be an empty one. Moving a batch moves a handle; its
 /// chunk returns to the pool when the batch and all packets made from it are dropped.
+///
+/// ```
+/// # use slab_net::PacketPool;
+/// # use slab_net::udp::PacketBatch;
+/// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+/// # let batch = PacketBatch::try_copy_from_slice(&pool, b"onetwo", 3, "192.0.2.1:53".parse()?)?;
+/// # assert_eq!(batch.chunk_bytes(), 64);
+/// let (to_worker, worker) = std::sync::mpsc::channel();
+/// println!("{} datagrams keep {} bytes in use", batch.datagrams(), batch.chunk_bytes());
+/// if !batch.is_truncated() {
+///     for datagram in batch.into_datagrams() {
+///         to_worker.send(datagram)?; // its own payload and metadata, for any thread
+///     }
+/// }
+/// let first = worker.recv()?;
+/// assert_eq!((first.packet, first.source.port()), ("one".into(), 53));
+/// # assert_eq!(worker.recv()?.packet, "two");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct PacketBatch {
     chunk: SharedChunk,
     /// Where the payload begins in the chunk, and its length in bytes.
