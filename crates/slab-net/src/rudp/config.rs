@@ -42,6 +42,24 @@ pub enum Congestion {
 /// let config = SessionConfig::fast().window(1024, 1024).mtu(1200);
 /// assert!(config.validate().is_ok());
 /// ```
+///
+/// For a game, for a transfer of files, and what `fast` stands for:
+///
+/// ```
+/// use slab_net::rudp::{Congestion, SessionConfig};
+/// use std::time::Duration;
+///
+/// // Little to send, and soon; who is gone is missed after five seconds.
+/// let game = SessionConfig::fast().keepalive(Duration::from_secs(1)).idle_timeout(Duration::from_secs(5));
+/// // Bytes, as many as the path carries beside other traffic; an outage of some minutes does not end it.
+/// let files = SessionConfig::default().stream(true).congestion(Congestion::Cubic).window(4096, 4096);
+/// let files = files.idle_timeout(Duration::from_secs(300)).linger(Duration::from_secs(60));
+/// assert!(game.validate().is_ok() && files.validate().is_ok());
+///
+/// let fast = SessionConfig::default().nodelay(true).interval(Duration::from_millis(10));
+/// let fast = fast.fast_resend(2).congestion(Congestion::Off).window(256, 256);
+/// assert_eq!(fast, SessionConfig::fast());
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub struct SessionConfig {

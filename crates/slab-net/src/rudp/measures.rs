@@ -10,6 +10,29 @@ use core::time::Duration;
 ///
 /// Every sample that enters a session's smoothed round-trip time counts, at most one a datagram. So a session
 /// weighs as much as it has traffic.
+///
+/// ```
+/// # use slab_net::PacketPool;
+/// use slab_net::rudp::{Endpoint, EndpointConfig, RoundTripTimes, SessionConfig};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = PacketPool::builder().max_memory(32 << 20).headroom(24).build()?;
+/// # let bind = || Endpoint::bind("127.0.0.1:0".parse().unwrap(), &pool, EndpointConfig::new(SessionConfig::fast()));
+/// let (endpoint, other) = (bind()?, bind()?);
+/// let connection = endpoint.connect(other.local_addr())?;
+/// connection.send_slice(b"hello").await?;
+/// connection.finish().await?;
+///
+/// let times = endpoint.stats().round_trips;
+/// for (n, count) in times.counts().iter().enumerate() {
+///     let up_to = RoundTripTimes::BOUNDS_NANOS.get(n).map_or("longer".into(), |nanos| format!("<= {nanos} ns"));
+///     println!("{up_to}: {count}");
+/// }
+/// println!("on average {:?}", times.sum() / times.count() as u32);
+/// assert!(times.count() > 0);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RoundTripTimes {
     counts: [u64; Self::BOUNDS_NANOS.len() + 1],

@@ -57,6 +57,25 @@ pub struct SessionStats {
 
 impl SessionStats {
     /// Returns how many datagrams were refused for this reason.
+    ///
+    /// ```
+    /// use slab_net::rudp::Rejection;
+    /// # use slab_net::PacketPool;
+    /// # use slab_net::rudp::{MemoryBudget, Session, SessionConfig, Side, Time};
+    /// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+    /// # let budget = MemoryBudget::new(8 << 20);
+    /// # let open = |side| Session::open(7, &SessionConfig::fast(), side, &pool, &budget, 1 << 32, Time::ZERO);
+    /// # let mut session = open(Side::Server).unwrap();
+    /// let noise = pool.try_copy_from_slice(b"noise")?;
+    /// assert_eq!(session.handle_datagram(Time::ZERO, noise), Err(Rejection::TooShort));
+    ///
+    /// let stats = session.stats();
+    /// for reason in Rejection::ALL.iter().filter(|&&reason| stats.rejected_for(reason) > 0) {
+    ///     println!("{} of {}: {reason}", stats.rejected_for(*reason), stats.rejected_datagrams());
+    /// }
+    /// assert_eq!((stats.rejected_for(Rejection::TooShort), stats.rejected_datagrams()), (1, 1));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn rejected_for(&self, reason: Rejection) -> u64 {
         self.rejected[reason as usize]

@@ -16,6 +16,11 @@ use core::time::Duration;
 /// let later = Time::ZERO + Duration::from_millis(3);
 /// assert_eq!(later.as_micros(), 3000);
 /// assert_eq!(Time::ZERO.since(later), Duration::ZERO);
+///
+/// let begin = std::time::Instant::now();
+/// let now = || Time::from_micros(begin.elapsed().as_micros() as u64);
+/// assert!(now() >= Time::ZERO);
+/// # assert_eq!(Time::from_micros(3000), later);
 /// ```
 ///
 /// [`Session`]: super::Session

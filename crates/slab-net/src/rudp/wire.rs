@@ -107,7 +107,20 @@ impl Header {
         to[20..24].copy_from_slice(&self.len.to_le_bytes());
     }
 
-    /// Reads a header from the front of `from`.
+    /// Reads a header from the front of `from`. Whether its payload is there, [`segments`] checks.
+    ///
+    /// ```
+    /// # use slab_net::rudp::{Rejection, wire};
+    /// use slab_net::rudp::wire::Header;
+    ///
+    /// # let mut datagram = [0; wire::HEADER_BYTES];
+    /// # let header = Header { conv: 7, cmd: wire::Command::Push, frg: 0, wnd: 32, ts: 0, sn: 0, una: 0, len: 0 };
+    /// # header.encode(&mut datagram);
+    /// // Which session is it for?
+    /// assert_eq!(Header::decode(&datagram)?.conv, 7);
+    /// assert_eq!(Header::decode(b"noise"), Err(Rejection::TooShort));
+    /// # Ok::<(), Rejection>(())
+    /// ```
     ///
     /// # Errors
     /// `from` is shorter than [`HEADER_BYTES`], or its command does not exist.

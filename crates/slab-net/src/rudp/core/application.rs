@@ -106,6 +106,33 @@ impl Session {
     /// Queues bytes for sending, without boundaries, and returns how many it took, at least one. For sessions
     /// [in stream mode](super::super::SessionConfig::stream).
     ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// # use slab_net::rudp::{MemoryBudget, SendError, Session, SessionConfig, Side, Time};
+    /// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+    /// # let budget = MemoryBudget::new(8 << 20);
+    /// # let open = |side| Session::open(7, &SessionConfig::fast(), side, &pool, &budget, 1 << 32, Time::ZERO);
+    /// # let [mut here, mut there] = [open(Side::Client).unwrap(), open(Side::Server).unwrap()];
+    /// # let talk = |from: &mut Session, to: &mut Session| {
+    /// #     let mut scratch = [0; 2048];
+    /// #     while let Some(outgoing) = from.poll_transmit(Time::ZERO, &mut scratch, 1) {
+    /// #         to.handle_datagram(Time::ZERO, pool.copy_from_slice(outgoing.contents())).unwrap();
+    /// #     }
+    /// # };
+    /// let mut rest = &[7; 1_000_000][..];
+    /// while let Ok(taken @ 1..) = here.write(rest) {
+    ///     rest = &rest[taken..];
+    /// }
+    /// assert_eq!((here.write(rest), here.send_room()), (Err(SendError::Blocked), 0)); // the rest later
+    /// talk(&mut here, &mut there);
+    /// let mut bytes = 0;
+    /// while there.has_bytes() {
+    ///     bytes += there.read().map_or(0, |packet| packet.len());
+    /// }
+    /// assert!(0 < bytes && bytes <= 1_000_000 - rest.len());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// Says why not even one byte was accepted. An empty slice is `Ok(0)`, unless the session accepts nothing any more.
     pub fn write(&mut self, bytes: &[u8]) -> Result<usize, SendError> {

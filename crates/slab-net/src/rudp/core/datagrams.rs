@@ -124,6 +124,30 @@ impl Session {
     /// who records it, repeats it. Only a peer that runs this library accepts it
     /// ([`is_peer_ours`](Self::is_peer_ours), known after a round trip).
     ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// # use slab_net::rudp::{MemoryBudget, Session, SessionConfig, Side, Time};
+    /// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+    /// # let budget = MemoryBudget::new(8 << 20);
+    /// # let open = |side| Session::open(7, &SessionConfig::fast(), side, &pool, &budget, 1 << 32, Time::ZERO);
+    /// # let [mut here, mut there] = [open(Side::Client).unwrap(), open(Side::Server).unwrap()];
+    /// # let talk = |from: &mut Session, to: &mut Session| {
+    /// #     let mut scratch = [0; 2048];
+    /// #     while let Some(outgoing) = from.poll_transmit(Time::ZERO, &mut scratch, 1) {
+    /// #         to.handle_datagram(Time::ZERO, pool.copy_from_slice(outgoing.contents())).unwrap();
+    /// #     }
+    /// # };
+    /// talk(&mut here, &mut there);
+    /// talk(&mut there, &mut here);
+    /// talk(&mut here, &mut there); // now the two know each other
+    /// let position = vec![7; here.max_datagram()];
+    /// here.send_datagram(pool.try_copy_from_slice(&position)?)?;
+    /// talk(&mut here, &mut there);
+    /// assert!(there.has_datagram());
+    /// assert_eq!(there.recv_datagram().unwrap(), position);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// Gives the datagram back, with the reason.
     pub fn send_datagram(&mut self, datagram: Packet) -> Result<(), Unsent> {

@@ -73,8 +73,8 @@ pub(super) const MAX_FRAGMENTS: u32 = 255;
 /// The caller passes in what arrived ([`handle_datagram`](Self::handle_datagram)), what to send
 /// ([`send`](Self::send), [`write`](Self::write)) and the time. The session returns what to put on the wire
 /// ([`poll_transmit`](Self::poll_transmit)), what arrived in order ([`recv`](Self::recv)) and when it has to be
-/// called next ([`poll_timeout`](Self::poll_timeout), [`handle_timeout`](Self::handle_timeout)). It is
-/// deterministic: the same calls give the same answers.
+/// called next ([`poll_timeout`](Self::poll_timeout), which has an example of the loop, and
+/// [`handle_timeout`](Self::handle_timeout)). It is deterministic: the same calls give the same answers.
 ///
 /// Segments are packets of a pool. After warm-up a session makes no heap allocation: its rings grow to the windows
 /// that the traffic uses, and stay until the session is idle. Dropping it gives all its memory back.
@@ -440,6 +440,28 @@ impl Session {
     }
 
     /// Returns `true` if the peer has proved that it receives at its address.
+    ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// # use slab_net::rudp::{MemoryBudget, Session, SessionConfig, Side, Time};
+    /// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+    /// # let budget = MemoryBudget::new(8 << 20);
+    /// # let open = |side| Session::open(7, &SessionConfig::fast(), side, &pool, &budget, 1 << 32, Time::ZERO);
+    /// # let [mut here, mut there] = [open(Side::Client).unwrap(), open(Side::Server).unwrap()];
+    /// # let talk = |from: &mut Session, to: &mut Session| {
+    /// #     let mut scratch = [0; 2048];
+    /// #     while let Some(outgoing) = from.poll_transmit(Time::ZERO, &mut scratch, 1) {
+    /// #         to.handle_datagram(Time::ZERO, pool.copy_from_slice(outgoing.contents())).unwrap();
+    /// #     }
+    /// # };
+    /// here.send_slice(b"hello")?;
+    /// talk(&mut here, &mut there);
+    /// assert!(!there.is_validated(), "the address may be forged");
+    /// talk(&mut there, &mut here);
+    /// talk(&mut here, &mut there);
+    /// assert!(there.is_validated() && there.is_peer_ours() && there.is_peer_window_known());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn is_validated(&self) -> bool {
         self.path.validated

@@ -13,6 +13,28 @@ use crate::udp::{Coalescing, UdpReceiver};
 /// let config = EndpointConfig::new(SessionConfig::fast()).max_sessions(10_000).max_memory(64 << 20);
 /// # let _ = config;
 /// ```
+///
+/// A server that lets in few who have not proved their address, and a client that needs little:
+///
+/// ```
+/// # use slab_net::PacketPool;
+/// use slab_net::rudp::{Connection, Endpoint, EndpointConfig, SessionConfig};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = PacketPool::builder().max_memory(32 << 20).headroom(24).build()?;
+/// let config = EndpointConfig::new(SessionConfig::fast());
+/// let public = config.clone().max_half_open(100, 4).backlog(32);
+/// let server = Endpoint::bind("127.0.0.1:0".parse()?, &pool, public)?;
+/// let small = config.max_memory(1 << 20).receive_buffer_bytes(64 << 10).send_buffer_bytes(64 << 10).offload(false);
+/// let client = Connection::connect(server.local_addr(), &pool, small)?;
+///
+/// client.ready().await?;
+/// let stats = server.stats();
+/// assert_eq!((stats.sessions, stats.backlog, stats.refused_half_open), (1, 1, 0));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct EndpointConfig {
@@ -80,6 +102,23 @@ impl EndpointConfig {
     /// Opens sessions only for peers that have proved their address by a cookie, which costs them a round trip and
     /// this end no memory. Peers of other implementations cannot do that. Default: off; then cookies are asked for
     /// only beyond the [allowed](Self::max_half_open) number of half-open sessions, or what fits in their memory.
+    ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// # use slab_net::rudp::{Connection, Endpoint, EndpointConfig, SessionConfig};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = PacketPool::builder().max_memory(32 << 20).headroom(24).build()?;
+    /// # let config = EndpointConfig::new(SessionConfig::fast());
+    /// # let server = Endpoint::bind("127.0.0.1:0".parse()?, &pool, config.clone().require_cookie(true))?;
+    /// // `server` has `require_cookie(true)`.
+    /// let client = Connection::connect(server.local_addr(), &pool, config)?;
+    /// client.ready().await?;
+    /// let stats = server.stats();
+    /// assert_eq!((stats.half_open, stats.cookies_taken), (0, 1));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn require_cookie(mut self, require: bool) -> Self {
         self.require_cookie = require;
         self

@@ -121,6 +121,27 @@ impl Connection {
     /// # Errors
     /// As [`send`](Self::send), or the send queue is full. A message of more than 32 segments for which `send`
     /// would first wait is [too long](SendError::TooLong): await [`ready`](Self::ready) before.
+    ///
+    /// ```
+    /// # use slab_net::rudp::SendError;
+    /// # use slab_net::PacketPool;
+    /// # use slab_net::rudp::{Connection, Endpoint, EndpointConfig, SessionConfig};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = PacketPool::builder().max_memory(32 << 20).headroom(24).build()?;
+    /// # let config = EndpointConfig::new(SessionConfig::fast());
+    /// # let server = Endpoint::bind("127.0.0.1:0".parse()?, &pool, config.clone())?;
+    /// # let client = Connection::connect(server.local_addr(), &pool, config)?;
+    /// let refused = loop {
+    ///     let sent = client.try_send(pool.try_copy_from_slice(&[7; 1000])?);
+    ///     let Err(unsent) = sent else { continue };
+    ///     break unsent;
+    /// };
+    /// assert_eq!(refused.error, SendError::Blocked);
+    /// client.send(refused.packet).await?; // or leave it out, if a newer one will come
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn try_send(&self, message: impl Into<Packet>) -> Result<(), Unsent> {
         let mut packet = message.into();
         let sent = self.with(|inner| inner.session.send_from(&mut packet));
@@ -328,6 +349,29 @@ impl Connection {
     }
 
     /// Returns the session's counters.
+    ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// # use slab_net::rudp::{Connection, Endpoint, EndpointConfig, SessionConfig};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = PacketPool::builder().max_memory(32 << 20).headroom(24).build()?;
+    /// # let config = EndpointConfig::new(SessionConfig::fast());
+    /// # let server = Endpoint::bind("127.0.0.1:0".parse()?, &pool, config.clone())?;
+    /// # let client = Connection::connect(server.local_addr(), &pool, config)?;
+    /// client.send_slice(b"hello").await?;
+    /// let accepted = server.accept().await.expect("it is open");
+    /// # client.clone().finish().await?;
+    ///
+    /// let (stats, rtt) = (client.stats(), client.rtt().unwrap_or_default());
+    /// println!("{} -> {}: {rtt:?}", accepted.peer_addr(), client.peer_addr());
+    /// let again = stats.retransmits_timeout + stats.retransmits_tail + stats.retransmits_fast;
+    /// println!("{again} of {} segments sent again", stats.sent_segments);
+    /// println!("{} bytes reserved", client.reserved_bytes());
+    /// assert!(client.is_sent() && stats.sent_segments > 0 && client.reserved_bytes() > 0);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn stats(&self) -> SessionStats {
         self.link().lock().session.stats()

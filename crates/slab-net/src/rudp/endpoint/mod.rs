@@ -275,6 +275,23 @@ impl Endpoint {
     /// is [reset](super::CloseReason::Reset). Datagrams of another session with the same number pass for this one's;
     /// encryption with the same key does not prevent that.
     ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// # use slab_net::rudp::{Endpoint, EndpointConfig, OpenError, SessionConfig};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = PacketPool::builder().max_memory(32 << 20).headroom(24).build()?;
+    /// # let config = EndpointConfig::new(SessionConfig::fast());
+    /// # let bind = |address: &str| Endpoint::bind(address.parse().unwrap(), &pool, config.clone());
+    /// # let [server, endpoint] = [bind("127.0.0.1:0")?, bind("127.0.0.1:0")?];
+    /// let connection = endpoint.connect_as(server.local_addr(), 7)?;
+    /// connection.send_slice(b"hello").await?;
+    /// assert_eq!(server.accept().await.expect("it is open").conv(), 7);
+    /// assert!(matches!(endpoint.connect_as(server.local_addr(), 7), Err(OpenError::ConvInUse)));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As [`connect`](Self::connect); also [`OpenError::ConvInUse`] if there already is a session with this number
     /// and peer.
@@ -326,6 +343,24 @@ impl Endpoint {
 
     /// Returns a handle to the counters of the endpoint's socket, with what the kernel dropped. It can be
     /// read while the endpoint runs and after it is gone.
+    ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// # use slab_net::rudp::{Connection, Endpoint, EndpointConfig, SessionConfig};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = PacketPool::builder().max_memory(32 << 20).headroom(24).build()?;
+    /// # let config = EndpointConfig::new(SessionConfig::fast());
+    /// # let server = Endpoint::bind("127.0.0.1:0".parse()?, &pool, config.clone())?;
+    /// let socket = server.socket_monitor();
+    /// # let client = Connection::connect(server.local_addr(), &pool, config)?;
+    /// # client.ready().await?;
+    /// let stats = socket.stats();
+    /// println!("{} received, {} dropped by the kernel", stats.received_datagrams, stats.kernel_dropped_datagrams);
+    /// assert!(stats.received_datagrams > 0);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn socket_monitor(&self) -> SocketMonitor {
         self.handle.shared.sender.monitor()
@@ -362,7 +397,8 @@ impl Connection {
         Endpoint::client(peer, pool, config)?.connect(peer)
     }
 
-    /// As [`connect`](Self::connect), with a conversation number that both ends agreed on: any, 0 included.
+    /// As [`connect`](Self::connect), with a conversation number that both ends agreed on: any, 0 included. See
+    /// [`Endpoint::connect_as`].
     ///
     /// # Errors
     /// As [`connect`](Self::connect).

@@ -207,6 +207,32 @@ impl Connection {
 
     /// Takes the next datagram. Never waits.
     ///
+    /// ```
+    /// # use slab_net::rudp::TryRecvError;
+    /// # use slab_net::PacketPool;
+    /// # use slab_net::rudp::{Connection, Endpoint, EndpointConfig, SessionConfig};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = PacketPool::builder().max_memory(32 << 20).headroom(24).build()?;
+    /// # let config = EndpointConfig::new(SessionConfig::fast());
+    /// # let server = Endpoint::bind("127.0.0.1:0".parse()?, &pool, config.clone())?;
+    /// # let client = Connection::connect(server.local_addr(), &pool, config)?;
+    /// # client.ready().await?;
+    /// client.send_datagram(vec![7; client.max_datagram()])?;
+    ///
+    /// let accepted = server.accept().await.expect("it is open");
+    /// let position = loop {
+    ///     match accepted.try_recv_datagram() {
+    ///         Ok(datagram) => break datagram,
+    ///         Err(TryRecvError::Empty) => tokio::task::yield_now().await, // or draw a frame
+    ///         Err(error) => return Err(error.into()),
+    ///     }
+    /// };
+    /// assert_eq!(position.len(), client.max_datagram());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`Empty`](TryRecvError::Empty) if the peer may send more; [`End`](TryRecvError::End) or
     /// [`Closed`](TryRecvError::Closed) if not. Messages may still be unread then, and a datagram that was overtaken on its

@@ -23,9 +23,10 @@ use tokio::sync::watch;
 /// let monitor = endpoint.monitor();
 /// assert_eq!(monitor.stats().map(|stats| stats.sessions), Some(0));
 ///
+/// assert!(!monitor.is_gone());
 /// drop(endpoint);
 /// monitor.gone().await;
-/// assert_eq!(monitor.stats(), None);
+/// assert!(monitor.is_gone() && monitor.stats().is_none());
 /// # Ok(())
 /// # }
 /// ```

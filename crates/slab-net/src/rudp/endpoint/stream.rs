@@ -87,6 +87,29 @@ impl Stream {
 
     /// Waits for the next piece of the stream, as it was received, without copying; `None` at the end. Cancel-safe.
     ///
+    /// ```
+    /// use tokio::io::AsyncWriteExt;
+    /// # use slab_net::PacketPool;
+    /// # use slab_net::rudp::{Connection, Endpoint, EndpointConfig, SessionConfig};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = PacketPool::builder().max_memory(32 << 20).headroom(24).build()?;
+    /// # let config = EndpointConfig::new(SessionConfig::fast());
+    /// # let server = Endpoint::bind("127.0.0.1:0".parse()?, &pool, config.clone())?;
+    /// # let mut client = Connection::connect(server.local_addr(), &pool, config)?.into_stream();
+    /// client.write_all(&[7; 10_000]).await?;
+    /// client.connection().finish().await?; // here all has arrived
+    ///
+    /// let mut accepted = server.accept().await.expect("it is open").into_stream();
+    /// let (mut pieces, mut bytes) = (0, 0);
+    /// while let Some(piece) = accepted.read_packet().await? {
+    ///     (pieces, bytes) = (pieces + 1, bytes + piece.len());
+    /// }
+    /// assert!(pieces > 1 && bytes == 10_000);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// Says why the session has ended, if it was not closed: a [`CloseReason`](super::super::CloseReason) inside.
     pub async fn read_packet(&mut self) -> io::Result<Option<Packet>> {

@@ -140,6 +140,24 @@ impl FecEncoder {
     }
 
     /// Returns the length of the next parity shard that is due, if there is one.
+    ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// # use slab_net::rudp::fec::{FEC_HEADER_BYTES, FecEncoder, FecShards};
+    /// # use slab_net::rudp::{MemoryBudget, Time};
+    /// # let (pool, budget) = (PacketPool::builder().max_memory(8 << 20).build()?, MemoryBudget::new(1 << 20));
+    /// # let mut encoder = FecEncoder::new(FecShards::new(1, 2)?, 1400, &pool, &budget);
+    /// # let mut shard = [7; FEC_HEADER_BYTES + 100];
+    /// encoder.protect(Time::ZERO, &mut shard);
+    /// let mut to_send = vec![shard.to_vec()];
+    /// while let Some(len) = encoder.parity_len() {
+    ///     let mut parity = vec![0; len];
+    ///     encoder.next_parity(&mut parity);
+    ///     to_send.push(parity);
+    /// }
+    /// assert_eq!(to_send.len(), 3); // 1 of data, 2 of parity
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn parity_len(&self) -> Option<usize> {
         // `parity_taken` is beyond the end while none is due; the list is empty if there was no memory.
@@ -167,6 +185,27 @@ impl FecEncoder {
 
     /// Frees the memory if nothing was protected for half a second: parity would come too late by then, and the
     /// unfinished group gets none. Returns when to call it again, if memory is still held.
+    ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// # use slab_net::rudp::fec::{FEC_HEADER_BYTES, FecDecoder, FecEncoder, FecShards};
+    /// # use slab_net::rudp::{MemoryBudget, Time};
+    /// # let (pool, budget) = (PacketPool::builder().max_memory(8 << 20).build()?, MemoryBudget::new(1 << 20));
+    /// # let shards = FecShards::new(2, 1)?;
+    /// # let mut encoder = FecEncoder::new(shards, 1400, &pool, &budget);
+    /// # let mut decoder = FecDecoder::new(shards, 1400, &pool, &budget);
+    /// # let mut shard = [7; FEC_HEADER_BYTES + 100];
+    /// encoder.protect(Time::ZERO, &mut shard); // the first of two, and no other comes
+    /// decoder.handle_shard(&shard, &mut Vec::new());
+    /// assert!(encoder.held_bytes() > 0 && decoder.held_bytes() > 0);
+    ///
+    /// let mut now = Time::ZERO;
+    /// while let Some(next) = [encoder.handle_timeout(now), decoder.handle_timeout(now)].into_iter().flatten().min() {
+    ///     now = next; // a timer waits until then
+    /// }
+    /// assert_eq!((encoder.held_bytes(), decoder.held_bytes()), (0, 0));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn handle_timeout(&mut self, now: Time) -> Option<Time> {
         let until = self.last_protected? + MAX_PAUSE;
         if now < until {

@@ -28,6 +28,43 @@ fn milliseconds(wait: u32) -> Duration {
 impl Session {
     /// Returns when [`handle_timeout`](Self::handle_timeout) has to be called if no other call comes first, or
     /// `None` if never. Calling it earlier or later does no harm.
+    ///
+    /// A program sends what there is to send, waits for datagrams or for this time, whichever comes first, and begins
+    /// again. Here the path loses the first datagrams, and the clock jumps:
+    ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// # use slab_net::rudp::{MemoryBudget, Outgoing, Session, SessionConfig, Side, Time};
+    /// # use slab_net::udp::PacketBatch;
+    /// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+    /// # let budget = MemoryBudget::new(8 << 20);
+    /// # let open = |side| Session::open(7, &SessionConfig::fast(), side, &pool, &budget, 1 << 32, Time::ZERO);
+    /// # let mut ends = [open(Side::Client).unwrap(), open(Side::Server).unwrap()];
+    /// # let (mut scratch, mut now, mut is_lost, mut turns) = ([0; 1400], Time::ZERO, true, 0);
+    /// # let mut carry = |outgoing: Outgoing<'_>| {
+    /// #     let (contents, size) = (outgoing.contents(), outgoing.segment_size());
+    /// #     let batch = PacketBatch::try_copy_from_slice(&pool, contents, size, ([192, 0, 2, 1], 9).into());
+    /// #     (!std::mem::take(&mut is_lost)).then_some(batch.unwrap())
+    /// # };
+    /// ends[0].send_slice(b"hello")?;
+    /// while !ends[0].is_sent() {
+    ///     # turns += 1;
+    ///     # assert!(turns < 100);
+    ///     for from in [0, 1] {
+    ///         while let Some(outgoing) = ends[from].poll_transmit(now, &mut scratch, 64) {
+    ///             // By `Transmit::segment_size`, and `UdpReceiver::recv_batch` at the other end; `None` if lost.
+    ///             if let Some(batch) = carry(outgoing) {
+    ///                 assert_eq!(ends[1 - from].handle_batch(now, batch.into_packets()), 0, "refused");
+    ///             }
+    ///         }
+    ///     }
+    ///     now = ends.iter().filter_map(Session::poll_timeout).min().expect("they are open");
+    ///     ends.iter_mut().for_each(|end| end.handle_timeout(now));
+    /// }
+    /// assert!(ends[1].has_message() && ends[0].stats().retransmits_timeout == 1);
+    /// # assert!(ends[0].rtt().is_some());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Time> {
         let times = [
