@@ -222,8 +222,8 @@ impl PacketBuf {
     }
 
     /// Returns the pool that the buffer came from, or in whose place the heap served it; `None` if the
-    /// buffer has no memory yet, or the pool is closed. A buffer on the heap keeps its pool open, a
-    /// chunk does not.
+    /// buffer has no memory yet or that of a `Vec`, or the pool is closed. A buffer on the heap keeps its pool open,
+    /// a chunk does not.
     ///
     /// ```
     /// # use slab_net::PacketPool;

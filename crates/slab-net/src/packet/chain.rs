@@ -14,7 +14,7 @@ use std::io::IoSlice;
 /// Bounded: it accepts [`MAX_PACKETS`](Self::MAX_PACKETS) packets and returns the next one. It implements [`Buf`],
 /// so tokio's `write_all_buf` can send it, or [`write_vectored`](std::io::Write::write_vectored) over
 /// [`chunks_vectored`](Buf::chunks_vectored); [`Transmit::gather`](crate::udp::Transmit::gather) sends
-/// those slices as one datagram. Packets are dropped as soon as they have been read. An emptied chain
+/// those slices, 128 at most, as one datagram. Packets are dropped as soon as they have been read. An emptied chain
 /// keeps its list's memory, so using it again allocates nothing.
 ///
 /// ```

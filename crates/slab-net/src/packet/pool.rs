@@ -43,18 +43,18 @@ use tracing::{Instrument, Span};
 /// [`alloc`](Self::alloc) waits, first come, first served, until memory is freed. Methods that cannot
 /// return an error ([`with_capacity`](Self::with_capacity), and everything that [`bytes::BytesMut`]
 /// has, such as [`PacketBuf::reserve`]) fall back to the heap for that one buffer. So do requests above
-/// the largest size class. Fallbacks are counted in [`packet_stats`](Self::packet_stats), and reported
-/// by a `tracing` warning whenever their number has doubled. The builder can set a
-/// [limit](PacketPoolBuilder::max_heap_memory) on them (by default there is none); beyond it these methods
-/// panic. Code that must stay within the cap uses the `try_*` methods.
+/// the largest size class, and those for which the system refuses the pool memory. Fallbacks are counted in
+/// [`packet_stats`](Self::packet_stats), and reported by a `tracing` warning whenever their number has
+/// doubled. The builder can set a [limit](PacketPoolBuilder::max_heap_memory) on them (by default there is
+/// none); beyond it these methods panic. Code that must stay within the cap uses the `try_*` methods.
 ///
 /// # Lifetime
 ///
-/// A packet pool stays open while there are handles to it; each receiver into its memory holds one, and
-/// so does each buffer that the heap serves in its place. A buffer that outlives all of them grows into
-/// the [process-wide pool](Self::default_pool); or, if the application kept a [`SlabPool`] handle, into
-/// that slab pool as [`PacketPool::from`] wraps it, without headroom, tailroom and heap limit. So keep a
-/// handle for as long as buffers grow. A [`Packet`] needs none.
+/// A packet pool stays open while there are handles to it; each receiver into its memory holds one, as do
+/// sessions of [RUDP](crate::rudp), [held](Self::hold) packets, and buffers that the heap serves in its place. A
+/// buffer that outlives all of them grows into the [process-wide pool](Self::default_pool); or, if the
+/// application kept a [`SlabPool`] handle, into that slab pool as [`PacketPool::from`] wraps it, without headroom,
+/// tailroom and heap limit. So keep a handle for as long as buffers grow. A [`Packet`] needs none.
 #[derive(Clone)]
 pub struct PacketPool {
     slab: SlabPool,

@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 /// otherwise.
 ///
 /// While no send or receive is in progress, everything that was ever offered to the queue, and not given
-/// back by [`try_send`](crate::pipeline::QueueSender::try_send), is exactly
+/// back by the [error](crate::pipeline::QueueSendError) of a send, is exactly
 /// `delivered + datagrams + dropped()`, and the same in bytes.
 ///
 /// ```

@@ -169,7 +169,7 @@ impl From<CloseReason> for io::Error {
 #[non_exhaustive]
 pub enum SendError {
     /// The send queue is full, or as full as it may be before the peer has proved its address. There will be room
-    /// once the peer has acknowledged something.
+    /// once the peer has acknowledged something; for a datagram, once those before it have been sent.
     Blocked,
     /// The session's memory budget or the pool has nothing left.
     NoMemory,
@@ -318,7 +318,8 @@ impl From<Unsent> for io::Error {
     }
 }
 
-/// Why a datagram was refused. It is refused as a whole: none of its segments has an effect.
+/// Why a datagram was refused. It is refused as a whole: none of its segments has an effect. [Two
+/// exceptions](super::Session::handle_datagram) are found only while it takes effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(usize)]
 #[non_exhaustive]

@@ -19,7 +19,8 @@ pub struct Datagram<P = Packet> {
     /// broadcast address, from which nothing can be sent; [`reply_with`](Self::reply_with) and
     /// [`Outgoing::reply_to`](super::Outgoing::reply_to) answer from it only if it is an address of this host.
     pub destination_ip: Option<IpAddr>,
-    /// The ECN codepoint; `None` if the sender does not use ECN.
+    /// The ECN codepoint; `None` if the sender does not use ECN, or if the system does not report it, as where
+    /// [only the source](crate::udp::UdpReceiverBuilder::source_only) was asked for.
     pub ecn: Option<Ecn>,
     /// The index of the interface that the datagram arrived on, if the system reports it.
     pub interface: Option<u32>,

@@ -72,7 +72,8 @@ pub struct SocketStats {
     /// [`deliver_truncated`](crate::udp::UdpReceiverBuilder::deliver_truncated) was set.
     pub truncated_datagrams: u64,
     /// Datagrams that the kernel dropped before they could be read: its queue for the socket was full,
-    /// or the checksum was wrong. Not included in `received_datagrams`.
+    /// the checksum was wrong, or the receiver was [stopped](crate::udp::UdpReceiver::stop). Not included in
+    /// `received_datagrams`.
     ///
     /// Linux only; 0 elsewhere. Exact without coalescing; with it, up to 128 datagrams that the kernel
     /// had coalesced before it dropped them count as one, because the kernel counts them so.

@@ -230,7 +230,7 @@ impl Session {
         Some(segments)
     }
 
-    /// Returns the next bytes in order, regardless of message boundaries: for a peer in stream mode.
+    /// Returns the next bytes in order, if some are here, regardless of message boundaries: for a peer in stream mode.
     pub fn read(&mut self) -> Option<Packet> {
         self.pop()
     }
@@ -262,7 +262,8 @@ impl Session {
         self.send_wask || self.send_wins
     }
 
-    /// Returns how many more segments can be queued for sending.
+    /// Returns for how many more segments the send queue has room. There may be less memory, as before the peer has
+    /// proved its address: [`send`](Self::send) says so.
     #[must_use]
     pub fn send_room(&self) -> usize {
         self.send.room() as usize
@@ -275,7 +276,7 @@ impl Session {
     }
 
     /// Returns `true` if everything queued for sending has been acknowledged: never once the session has ended without
-    /// that.
+    /// that. [Datagrams](Self::send_datagram) do not count.
     #[must_use]
     pub fn is_sent(&self) -> bool {
         self.send.is_empty() && !self.undelivered

@@ -187,8 +187,8 @@ impl Session {
         Ok(())
     }
 
-    /// Returns the oldest datagram that has arrived and was not read, if there is one. A datagram that arrives
-    /// twice is read twice: an application that minds has to number them.
+    /// Returns the oldest datagram that has arrived and was not read, if there is one: never once the session has
+    /// ended. A datagram that arrives twice is read twice: an application that minds has to number them.
     ///
     /// As many wait to be read as the [receive window](super::super::SessionConfig::window) has segments. Beyond that
     /// each new one takes the place of the oldest, which is [counted](super::super::SessionStats::dropped_unreliable), as is

@@ -439,7 +439,8 @@ impl Session {
         self.receive.advertised().min(u16::MAX.into())
     }
 
-    /// Returns `true` if the peer has proved that it receives at its address.
+    /// Returns `true` if the peer has proved that it receives at its address. A [`Side::Client`] chose that
+    /// address, and needs no proof.
     ///
     /// ```
     /// # use slab_net::PacketPool;

@@ -119,7 +119,8 @@ impl Connection {
     /// As [`send`](Self::send), without waiting.
     ///
     /// # Errors
-    /// As [`send`](Self::send), or the send queue is full. A message of more than 32 segments for which `send`
+    /// As [`send`](Self::send), or the send queue is full, or there is no memory, also while `send` would wait for
+    /// that. A message of more than 32 segments for which `send`
     /// would first wait is [too long](SendError::TooLong): await [`ready`](Self::ready) before.
     ///
     /// ```
@@ -325,6 +326,7 @@ impl Connection {
     }
 
     /// Returns `true` if everything that was sent is acknowledged: never once the session has ended without that.
+    /// [Datagrams](Self::send_datagram) do not count.
     #[must_use]
     pub fn is_sent(&self) -> bool {
         self.link().lock().session.is_sent()

@@ -13,7 +13,8 @@ use tokio::task::coop::poll_proceed;
 
 impl Connection {
     /// Waits for the next message; returns `None` if the peer has closed the session or [finished](Self::finish),
-    /// and everything that it sent was received.
+    /// and everything that it sent was received; and if the session was [closed](Self::close) here, which drops
+    /// what was not received by then.
     ///
     /// A message of one segment is a slice of the buffer it arrived in: [`Packet::compact`] it if it is to be kept.
     /// A longer one is joined in one buffer of the pool; if the pool is at its cap, this waits for one, of whatever class
@@ -175,9 +176,11 @@ impl Connection {
         .await
     }
 
-    /// Waits for the next datagram; returns `None` if the peer has closed the session or [finished](Self::finish).
-    /// Of datagrams not yet read, as many are kept as the [receive window](super::super::SessionConfig::window) has
-    /// segments, the last ones; fewer if [memory](super::super::EndpointConfig::max_memory) is short.
+    /// Waits for the next datagram; returns `None` if the peer has closed the session or [finished](Self::finish), or
+    /// it was closed here. Of datagrams not yet read, as many are kept as the [receive
+    /// window](super::super::SessionConfig::window) has segments, the last ones; fewer if
+    /// [memory](super::super::EndpointConfig::max_memory) is short. Once the session has ended there are none, however
+    /// it ended.
     ///
     /// Cancel-safe. Counts against tokio's cooperative budget.
     ///

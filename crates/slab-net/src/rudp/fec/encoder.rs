@@ -15,7 +15,7 @@ use std::sync::Arc;
 ///
 /// While a group is not complete, the encoder holds a datagram's memory for each parity shard. That comes from the
 /// pool and counts in the budget; [`handle_timeout`](Self::handle_timeout) frees it when nothing follows. The encoder makes no heap
-/// allocation after the first group.
+/// allocation but in its first group, and in the first after that.
 ///
 /// ```
 /// use slab_net::PacketPool;

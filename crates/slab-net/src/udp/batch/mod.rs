@@ -218,7 +218,8 @@ impl PacketBatch {
         self.meta.destination
     }
 
-    /// The ECN codepoint of the datagrams; `None` if the sender does not use ECN.
+    /// The ECN codepoint of the datagrams; `None` if the sender does not use ECN, or the system does not report it;
+    /// see [`Datagram::ecn`].
     #[must_use]
     pub fn ecn(&self) -> Option<super::Ecn> {
         self.meta.ecn
