@@ -14,11 +14,19 @@ use std::io::{self, Write as _};
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 
-const SLAB: usize = 64 << 10;
+/// The largest page that a system may have: a slab is four of them, as a smaller one would have no guard.
+const LARGE: usize = 64 << 10;
+const SLAB: usize = 4 * LARGE;
 const CAP: usize = 8 * SLAB;
 
+fn page_size() -> usize {
+    // SAFETY: asks for a number.
+    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    bytes.try_into().unwrap()
+}
+
 fn builder() -> SlabPoolBuilder {
-    let classes = SizeClasses::explicit(&[512, 4096]).unwrap();
+    let classes = SizeClasses::explicit(&[512, 4096, LARGE]).unwrap();
     let pool = SlabPool::builder().size_classes(classes);
     pool.max_memory(CAP).guard_pages(true)
 }
@@ -44,15 +52,16 @@ fn chunks_never_reach_into_the_guard_page() {
                 }
                 Err(why) => panic!("{why}"),
             };
+            let usable = SLAB - page_size();
             for len in [4096, 512, 4096] {
                 let ends = fill(&pool, len);
-                assert_eq!(ends.len(), CAP / SLAB * (SLAB - 4096) / len);
+                assert_eq!(ends.len(), CAP / SLAB * usable / len);
                 let base = ends.iter().min().unwrap() - len;
                 let last = ends.iter().map(|end| (end - base) % SLAB).max();
-                assert_eq!(last, Some(SLAB - 4096));
+                assert_eq!(last, Some(usable));
             }
             pool.trim();
-            assert_eq!(fill(&pool, 512).len(), CAP / SLAB * (SLAB - 4096) / 512);
+            assert_eq!(fill(&pool, 512).len(), CAP / SLAB * usable / 512);
         }
     }
 }
@@ -60,21 +69,21 @@ fn chunks_never_reach_into_the_guard_page() {
 #[test]
 fn every_mode_has_guard_pages() {
     for &mode in &MODES[1..] {
-        let classes = SizeClasses::explicit(&[4096]).unwrap();
+        let classes = SizeClasses::explicit(&[LARGE]).unwrap();
         let builder = builder().size_classes(classes).mode(mode);
-        let ends = fill(&builder.build().unwrap(), 4096);
-        assert_eq!(ends.len(), CAP / SLAB * (SLAB / 4096 - 1), "{mode:?}");
+        let ends = fill(&builder.build().unwrap(), LARGE);
+        assert_eq!(ends.len(), CAP / SLAB * 3, "{mode:?}");
     }
 }
 
 #[test]
 fn typed_slab_with_guard_pages_holds_max_objects() {
-    let slab = Slab::<[u8; 4096]>::builder()
-        .max_objects(16)
+    let slab = Slab::<[u8; LARGE]>::builder()
+        .max_objects(4)
         .pool(|pool| pool.guard_pages(true))
         .build()
         .unwrap();
-    assert_eq!(slab.capacity(), 30);
+    assert_eq!(slab.capacity(), 6);
 }
 
 #[test]
@@ -102,7 +111,7 @@ fn overrun_past_the_end_of_a_slab() {
     let held: Vec<_> = std::iter::from_fn(|| pool.try_alloc(4096).ok()).collect();
     let first = held.iter().map(|chunk| chunk.as_ptr()).min().unwrap();
     // SAFETY: the last byte before the guard; it belongs to a chunk that is held.
-    let last = unsafe { first.add(slab * SLAB + SLAB - 4096 - 1) };
+    let last = unsafe { first.add(slab * SLAB + SLAB - page_size() - 1) };
     // SAFETY: as above.
     unsafe { last.write(1) };
     // SAFETY: within the arena, but it belongs to nobody: the error that is to be found.

@@ -162,6 +162,17 @@ fn a_prefaulted_pool_is_built_where_the_system_takes_no_advice() {
     }
 }
 
+/// A pool of two slabs with guards, and its bytes without these. Chunks are as large as any system's pages: a smaller
+/// slab than four pages would have no guard.
+#[cfg(all(target_os = "linux", feature = "std", not(miri)))]
+fn guarded(backing: Backing) -> (SlabPool, usize) {
+    let pool = builder().size_classes(SizeClasses::explicit(&[64 << 10]).unwrap());
+    let pool = pool.backing(backing).guard_pages(true).build().unwrap();
+    // SAFETY: asks for a number.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    (pool, (512 << 10) - 2 * usize::try_from(page).unwrap())
+}
+
 #[test]
 fn a_prefaulted_pool_has_all_its_memory_from_the_start() {
     let pool = builder().backing(Backing::Prefault).build().unwrap();
@@ -180,10 +191,8 @@ fn a_prefaulted_pool_has_all_its_memory_from_the_start() {
             let pool = builder.build().unwrap();
             assert_eq!(pool.resident_bytes(), Some(512 << 10));
         }
-        // A page of each of eight slabs is its guard.
-        let guarded = builder().backing(Backing::Prefault).guard_pages(true);
-        let chunks = (512 << 10) - 8 * 4096;
-        assert_eq!(guarded.build().unwrap().resident_bytes(), Some(chunks));
+        let (guarded, all_but_guards) = guarded(Backing::Prefault);
+        assert_eq!(guarded.resident_bytes(), Some(all_but_guards));
     }
 }
 
@@ -207,9 +216,7 @@ fn locked_backing_locks_memory_or_returns_the_system_error() {
             {
                 assert_eq!(pool.resident_bytes(), Some(512 << 10));
                 let locked = process::size("VmLck");
-                let guarded = builder().backing(Backing::Locked).guard_pages(true);
-                let guarded = guarded.build().unwrap();
-                let all_but_guards = (512 << 10) - 8 * 4096;
+                let (guarded, all_but_guards) = guarded(Backing::Locked);
                 assert_eq!(process::size("VmLck"), locked + all_but_guards);
                 for pool in [pool, guarded] {
                     assert!(vm_flags(&pool).split(' ').any(|flag| flag == "lo"));

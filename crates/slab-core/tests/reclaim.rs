@@ -264,26 +264,28 @@ fn trim_releases_everything_and_trim_to_keeps_its_target() {
 #[test]
 #[cfg(all(unix, feature = "std", not(miri)))]
 fn trim_counts_the_pages_between_chunks_in_use() {
+    /// The largest that a system may have.
+    const PAGE: usize = 64 << 10;
     let pool = SlabPool::builder()
-        .size_classes(SizeClasses::explicit(&[16384]).unwrap())
-        .max_memory(256 << 10)
+        .size_classes(SizeClasses::explicit(&[PAGE]).unwrap())
+        .max_memory(16 * PAGE)
         .build()
         .unwrap();
-    let mut chunks = fill(&pool, 16384);
+    let mut chunks = fill(&pool, PAGE);
     chunks.sort_by_key(Chunk::as_ptr);
-    let in_slab = pool.stats().slab_bytes / 16384;
+    let in_slab = pool.stats().slab_bytes / PAGE;
     assert_eq!(in_slab, 4, "a run of one, one in use, a run of two");
     let mut place = 0;
     chunks.retain(|_| {
         place += 1;
         place % in_slab == 2
     });
-    let free = pool.max_memory() - chunks.len() * 16384;
+    let free = pool.max_memory() - chunks.len() * PAGE;
     assert_eq!(pool.trim(), free);
     assert_eq!(pool.trim(), 0, "it is gone already");
     // Memory used since goes back again: the first slab's three free chunks.
-    drop(pool.try_alloc(16384).unwrap());
-    assert_eq!(pool.trim(), 3 * 16384);
+    drop(pool.try_alloc(PAGE).unwrap());
+    assert_eq!(pool.trim(), 3 * PAGE);
     assert_eq!(pool.trim_above(0, 0), 0);
     drop(chunks);
 }

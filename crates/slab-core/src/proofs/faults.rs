@@ -27,6 +27,9 @@ struct Case {
 }
 
 fn cases() -> Vec<Case> {
+    const SLAB: usize = 64 << 10;
+    // None where a page is as large as the slab.
+    let guard = SlabPool::builder().guard_pages(true).guard_bytes(SLAB);
     let plain = Case {
         name: "default",
         configure: |pool| pool,
@@ -56,7 +59,7 @@ fn cases() -> Vec<Case> {
         Case {
             name: "guard pages",
             configure: |pool| pool.guard_pages(true),
-            chunks_per_slab: [60, 3],
+            chunks_per_slab: [1024, 16384].map(|bytes| (SLAB - guard) / bytes),
             ..plain
         },
         // A refused commit of several slabs is tried again with one.
@@ -385,7 +388,8 @@ fn refused_trim_leaves_memory_committed_and_usable() {
         assert!(bytes.iter().all(|&byte| byte == 0));
     }
     drop(zeroed);
-    assert_eq!(pool.trim(), committed - 16384, "all but the one in use");
+    let in_use = crate::sys::page_size().max(16384);
+    assert_eq!(pool.trim(), committed - in_use, "all but the one in use");
     drop(held);
 }
 
@@ -453,10 +457,12 @@ fn each_growth_step_makes_one_system_request() {
 #[test]
 #[cfg(all(unix, feature = "std"))]
 fn growth_that_is_refused_midway_keeps_its_first_slabs() {
+    /// The largest page that a system may have.
+    const LARGE: usize = 64 << 10;
     drop(SlabPool::builder().build().unwrap().try_alloc(1));
     let pool = SlabPool::builder()
-        .size_classes(SizeClasses::explicit(&[1024]).unwrap())
-        .max_memory(1 << 20)
+        .size_classes(SizeClasses::explicit(&[1024, LARGE]).unwrap())
+        .max_memory(4 << 20)
         .growth(Growth::Custom(|_| 8))
         .guard_pages(true)
         .build()

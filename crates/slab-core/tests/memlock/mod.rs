@@ -1,6 +1,6 @@
 //! What the system allows tests that lock memory.
 
-/// May a few pools of less than a megabyte be locked at a time? If so, an error is the library's.
+/// May pools of two megabytes in all be locked at a time? If so, an error is the library's.
 #[cfg(target_os = "linux")]
 pub(crate) fn is_allowed() -> bool {
     let mut limit = libc::rlimit {
