@@ -85,6 +85,12 @@ impl ReuseRing {
 /// pins all 64 KiB of its buffer. Once every buffer is pinned, datagrams are dropped and counted as
 /// `no_memory`.
 ///
+/// **QUIC retains datagrams**: those behind a gap, and those whose stream nobody reads. Once they pin every buffer, the
+/// datagram that would fill the gap is dropped as well, and so are all acknowledgements: every connection of the socket
+/// stands still, until those to blame time out. One peer can bring that about, with a datagram for each buffer. So
+/// hand on copies, `BytesMut::from(&datagram.packet[..])`, which let go of the buffer at once, unless the cap is some
+/// 50 times what the receive windows of all connections allow: 64 KiB for each datagram of 1200 bytes.
+///
 /// ```
 /// use bytes::BytesMut;
 /// use slab_net::PacketPool;

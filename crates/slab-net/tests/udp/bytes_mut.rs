@@ -109,6 +109,26 @@ async fn at_the_cap_datagrams_are_dropped_until_a_buffer_is_free() {
     assert_eq!(receiver.allocated_bytes(), 3 * BUFFER, "and none was added");
 }
 
+/// As `BytesMutReceiver` advises those who retain many.
+#[tokio::test]
+async fn datagrams_retained_as_copies_pin_no_buffer() {
+    let mut receiver = bind(BUFFER);
+    let sender = receiver.sender();
+    let full: Vec<u8> = (0..54 * 1200_u32).map(|n| (n / 1200) as u8).collect();
+    let transmit = Transmit::new(&full, receiver.local_addr()).segment_size(1200);
+    let mut held = Vec::new();
+    for _ in 0..10 {
+        sender.send(&transmit).await.unwrap();
+        for _ in 0..54 {
+            let datagram = receiver.recv().await.unwrap();
+            held.push(BytesMut::from(&datagram.packet[..]));
+        }
+    }
+    assert_eq!(held.concat(), full.repeat(10));
+    assert_eq!(receiver.monitor().stats().dropped(), 0);
+    assert_eq!(receiver.allocated_bytes(), BUFFER);
+}
+
 /// The one that short payloads share is free, though not among those to be used again.
 #[tokio::test]
 async fn the_buffer_of_short_payloads_is_used_before_anything_is_dropped() {
