@@ -35,7 +35,11 @@ const MAX_COALESCED_DATAGRAMS: usize = (64_usize << 10).div_ceil(1200);
 /// counted as [lost](super::SocketStats::send_lost_datagrams), where quinn's own socket is silent. A
 /// truncated datagram is dropped and counted, never taken for a whole one. Segmentation offload that
 /// the system refuses is given up for good, with one log event. The socket options of
-/// [`UdpReceiverBuilder`](super::UdpReceiverBuilder) apply, and so do shards.
+/// [`UdpReceiverBuilder`](super::UdpReceiverBuilder) apply.
+///
+/// **Shards** have an endpoint each, which knows its own connections alone, and the kernel chooses a shard by the
+/// peer's address. So a connection whose peer changes it (by migration, or because a NAT forgot it) can be lost: with
+/// two shards half of them are. Serve with one endpoint where that is not acceptable.
 ///
 /// **What it does not provide: pool memory on the receive path.** quinn owns its receive buffers (32 of
 /// 64 KiB or more for each endpoint), and copies each datagram to a `BytesMut` before looking at it:

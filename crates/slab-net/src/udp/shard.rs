@@ -11,7 +11,8 @@ use std::thread::{self, JoinHandle};
 
 impl UdpReceiverBuilder {
     /// Binds `count` sockets to one address (`SO_REUSEPORT`; an error elsewhere than on Unix). The kernel chooses one by a
-    /// hash of a datagram's source and destination, so that one peer's datagrams stay in order. What is
+    /// hash of a datagram's source and destination, so that one peer's datagrams stay in order. A peer that changes its
+    /// address, as QUIC allows, may come to another of them. What is
     /// sent to a multicast group or to all (broadcast) reaches each of them: use one socket for that.
     ///
     /// The address is shared with every other socket that has the option, and so with another program of
