@@ -61,7 +61,7 @@ fn try_extend(buf: &mut PacketBuf, more: &[u8]) {
 
 #[test]
 fn a_window_in_a_pool_moves_each_byte_a_bounded_number_of_times() {
-    for (len, step) in [(60, 3), (250, 10), (1020, 20), (2200, 50)] {
+    for (len, step) in [(60, 3), (250, 10), (1020, 20), (1024, 20), (2200, 50)] {
         let mut theirs = BytesMut::zeroed(len);
         let theirs = slide(&mut theirs, step, ROUNDS, |buf, more| buf.put_slice(more));
         assert!(theirs <= bound(len), "the bound is too low: {theirs}");
@@ -117,16 +117,21 @@ fn a_window_on_the_heap_moves_each_byte_a_bounded_number_of_times() {
 #[test]
 fn a_window_on_the_heap_stays_within_the_heap_limit() {
     const LEN: usize = 5000;
-    // Of a block of as many bytes: one twice as large beside it, just not, none at all.
-    for (limit, blocks) in [(3 * LEN, 2), (3 * LEN - 201, 1), (LEN, 1)] {
-        let pool = small().max_heap_memory(limit).build().unwrap();
-        let mut buf = pool.zeroed(LEN);
-        let at = buf.as_ptr();
-        slide(&mut buf, 100, 1, extend);
-        let stats = pool.packet_stats();
-        assert_eq!((stats.heap_fallbacks, stats.heap_refused), (blocks, 0));
-        assert!(stats.heap_bytes <= limit as u64);
-        assert_eq!(buf.as_ptr() == at, blocks == 1);
+    for headroom in [0, 64] {
+        let block = LEN + headroom;
+        let twice = 2 * (LEN - 100) + headroom;
+        // Of a block of as many bytes: one twice as large beside it, just not, none at all.
+        for (limit, blocks) in [(block + twice, 2), (block + twice - 1, 1), (block, 1)] {
+            let pool = small().headroom(headroom).max_heap_memory(limit);
+            let pool = pool.build().unwrap();
+            let mut buf = pool.zeroed(LEN);
+            let at = buf.as_ptr();
+            slide(&mut buf, 100, 1, extend);
+            let stats = pool.packet_stats();
+            assert_eq!((stats.heap_fallbacks, stats.heap_refused), (blocks, 0));
+            assert!(stats.heap_bytes <= limit as u64);
+            assert_eq!(buf.as_ptr() == at, blocks == 1);
+        }
     }
 }
 
@@ -161,6 +166,16 @@ fn a_window_of_more_than_half_the_largest_class_gets_that_class() {
         slide(&mut buf, 10, 1, try_extend);
         assert_eq!(buf.class(), Some(1));
     }
+}
+
+/// Of 1024 bytes, the next class, too few would be left.
+#[test]
+fn a_window_gets_a_class_with_twice_its_length_behind_the_headroom() {
+    let pool = small().headroom(32).build().unwrap();
+    let mut buf = pool.zeroed(520);
+    assert_eq!(buf.class(), Some(2));
+    slide(&mut buf, 10, 1, try_extend);
+    assert_eq!(buf.class(), Some(3));
 }
 
 /// Only a window gets twice what it needs.
@@ -225,21 +240,23 @@ fn appending_on_the_heap_keeps_the_headroom() {
     assert!(buf.capacity() >= 5040);
 }
 
-/// Where there is no other memory, the headroom is the price.
+/// Where its pool has no other memory, the headroom is the price, even if the heap has.
 #[test]
 fn the_headroom_is_given_up_before_a_request_is_refused() {
-    let pool = small().headroom(64).build().unwrap();
-    for reserve in [
-        |buf: &mut PacketBuf, n| buf.try_reserve(n).unwrap(),
-        PacketBuf::reserve,
-    ] {
-        let mut buf = pool.try_alloc(4000).unwrap();
-        buf.put_slice(b"kept");
-        assert!(!buf.try_reclaim(4090));
-        assert_eq!((buf.headroom(), buf.capacity()), (64, 4096 - 64));
-        reserve(&mut buf, 4090);
-        assert_eq!((buf.headroom(), buf.tailroom()), (2, 4090));
-        assert_eq!(buf, "kept");
+    for heap in [0, usize::MAX] {
+        let pool = small().headroom(64).max_heap_memory(heap).build().unwrap();
+        for reserve in [
+            |buf: &mut PacketBuf, n| buf.try_reserve(n).unwrap(),
+            PacketBuf::reserve,
+        ] {
+            let mut buf = pool.try_alloc(4000).unwrap();
+            buf.put_slice(b"kept");
+            assert!(!buf.try_reclaim(4090));
+            assert_eq!((buf.headroom(), buf.capacity()), (64, 4096 - 64));
+            reserve(&mut buf, 4090);
+            assert_eq!((buf.headroom(), buf.tailroom()), (2, 4090));
+            assert_eq!(buf, "kept");
+        }
     }
 }
 
