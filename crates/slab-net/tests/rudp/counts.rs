@@ -47,9 +47,10 @@ impl Sent {
 
 /// Both ways, with segments in and out of order, some sent again, and questions when nothing else is sent.
 #[test]
-fn what_is_sent_is_counted_once() {
+fn what_is_sent_and_received_is_counted_once() {
     let mut pair = Pair::new();
     let mut sent = [Sent::default(), Sent::default()];
+    let mut received = [Sent::default(), Sent::default()];
     let mut number = 0_u32;
     while pair.now < Time::from_micros(60_000_000) {
         if pair.now < Time::from_micros(1_000_000) {
@@ -72,6 +73,7 @@ fn what_is_sent_is_counted_once() {
                     _ => &mut pair.client,
                 };
                 to.handle_datagram(pair.now, packet).unwrap();
+                received[1 - from].add(datagram);
             }
         }
         for end in [&mut pair.client, &mut pair.server] {
@@ -80,6 +82,17 @@ fn what_is_sent_is_counted_once() {
     }
     let counted = [&pair.client, &pair.server].map(Sent::counted_by);
     assert_eq!(counted, sent);
+    for (end, received) in [&pair.client, &pair.server].into_iter().zip(received) {
+        let stats = end.stats();
+        let counted = (
+            stats.received_datagrams,
+            stats.received_bytes,
+            stats.received_segments,
+        );
+        let arrived = (received.datagrams, received.bytes, received.pushes);
+        assert_eq!(counted, arrived);
+        assert_eq!(stats.received_unreliable, received.unreliable);
+    }
     let some = |sent: &Sent| sent.acks > 10 && sent.pushes > 100 && sent.questions > 2;
     assert!(sent.iter().all(some) && sent[0].unreliable > 10, "{sent:?}");
     assert!(pair.client.stats().retransmits_fast > 0);

@@ -89,6 +89,19 @@ fn datagrams_are_refused_until_the_peer_is_known_to_be_ours() {
     assert_eq!(lengths, [0, max]);
 }
 
+/// Where datagrams are longer than all ends take.
+#[test]
+fn the_longest_datagram_arrives_between_ends_of_one_large_mtu() {
+    let mut pair = Pair::with_config(SessionConfig::fast().mtu(3000));
+    pair.client.send_slice(b"question").unwrap();
+    pair.settle();
+    let longest = vec![5; pair.client.max_datagram()];
+    let packet = pair.pool.try_copy_from_slice(&longest).unwrap();
+    pair.client.send_datagram(packet).unwrap();
+    pair.settle();
+    assert_eq!(datagrams(&mut pair.server), [longest]);
+}
+
 #[test]
 fn datagram_queues_are_bounded_and_the_newest_are_kept() {
     let mut world = world(0, 1);

@@ -310,6 +310,16 @@ fn nothing_is_delivered_of_what_is_sent_by_a_peer_that_has_begun_anew() {
     }
 }
 
+/// However long before that the session began.
+#[test]
+fn what_a_peer_sent_before_it_had_anything_is_taken_if_it_is_late() {
+    let (mut client, now) = (open(Side::Client), Time::ZERO + 1000 * MILLISECOND);
+    client.send_slice(b"first").unwrap();
+    let first = sent(&mut client, now);
+    tell(&mut client, now, acknowledgement(&first[0], 1));
+    assert!(takes_first(&mut client, now, 0));
+}
+
 /// The one before acknowledged something only a moment ago, and what is late lacks that, too. But nothing is late for
 /// as long as the peer has had anything.
 #[test]

@@ -186,8 +186,10 @@ mod tests {
         cubic.lost(80);
         run(&mut cubic, &mut now, 3);
         let kept = |cubic: &Cubic| [cubic.window, cubic.threshold, cubic.w_max, cubic.cwnd_prior];
-        let before = kept(&cubic);
+        let mut before = [0.0; 4];
         for reduce in [|cubic: &mut Cubic| cubic.lost(60), Cubic::timed_out] {
+            run(&mut cubic, &mut now, 1);
+            before = kept(&cubic);
             reduce(&mut cubic);
             assert!(cubic.window < before[0]);
             cubic.undo();

@@ -1,6 +1,6 @@
 use super::super::super::budget::MemoryBudget;
 use super::super::super::config::{DEFAULT_WINDOW, SessionConfig};
-use super::super::super::wire::{Command, Header, OURS};
+use super::super::super::wire::{Command, Header, OURS, segments};
 use super::super::Side;
 use super::*;
 use crate::packet::PacketPool;
@@ -181,6 +181,48 @@ fn a_peer_that_was_not_asked_in_time_is_not_given_up_for_silence() {
     }
 }
 
+/// A smaller delay leaves the peer time to answer.
+#[test]
+fn a_delay_of_half_the_time_to_answer_prolongs_a_silence() {
+    let config = SessionConfig::fast();
+    let half = (config.idle_timeout - config.keepalive) / 2;
+    for (late, prolonged) in [
+        (half - Duration::from_millis(1), Duration::ZERO),
+        (half, half),
+    ] {
+        let mut session = with_silent_peer(&config);
+        session.handle_timeout(Time::ZERO + config.keepalive + late);
+        let end = Time::ZERO + config.idle_timeout + prolonged;
+        assert_eq!(until_end(&mut session).0, end);
+    }
+}
+
+/// The first answer with it may be lost, and the server takes nothing else.
+#[test]
+fn a_cookie_is_repeated_at_a_time_out() {
+    let mut pair = Pair::new(SessionConfig::fast());
+    pair.ends[0].send_slice(b"hello").unwrap();
+    pair.lose(0);
+    let mut cookie = [7; HEADER_BYTES + 8];
+    let header = Header {
+        ts: pair.ends[0].token,
+        len: 8,
+        ..pair.ends[0].header(Command::Cookie)
+    };
+    header.encode(&mut cookie);
+    pair.deliver(0, &cookie);
+    pair.lose(0);
+    let before = pair.ends[0].stats().retransmits_timeout;
+    while pair.ends[0].stats().retransmits_timeout == before {
+        pair.now = pair.ends[0].poll_timeout().unwrap();
+        pair.ends[0].handle_timeout(pair.now);
+        let sent: Vec<_> = core::iter::from_fn(|| pair.transmit(0)).collect();
+        let mut headers = sent.iter().flat_map(|datagram| segments(datagram));
+        let repeated = headers.any(|segment| segment.unwrap().0.cmd == Command::Cookie);
+        assert_eq!(repeated, pair.ends[0].stats().retransmits_timeout > before);
+    }
+}
+
 #[test]
 fn a_close_notice_is_repeated_until_it_arrives_or_the_linger_time_is_over() {
     for dead_for in [4 * SECOND, 20 * SECOND] {
@@ -325,6 +367,55 @@ fn a_loss_repaired_by_a_tail_probe_reduces_the_congestion_window() {
     assert_eq!((stats.retransmits_tail, stats.retransmits_timeout), (1, 0));
     assert!(pair.ends[0].is_sent());
     assert!(pair.ends[0].control.window() < before);
+}
+
+/// Only an acknowledgement makes room for another, and the time-out comes later.
+#[test]
+fn one_tail_probe_and_at_each_time_out_four_segments_are_sent_again() {
+    let mut pair = Pair::acquainted(SessionConfig::default().interval(Duration::from_millis(10)));
+    for _ in 0..10 {
+        pair.ends[0].send_slice(&[7; 1000]).unwrap();
+    }
+    let mut again = Vec::new();
+    while again.len() < 3 {
+        pair.lose(0);
+        pair.now = pair.ends[0].poll_timeout().unwrap();
+        let before = pair.ends[0].stats();
+        pair.ends[0].handle_timeout(pair.now);
+        pair.lose(0);
+        let stats = pair.ends[0].stats();
+        let sent = (
+            stats.retransmits_tail - before.retransmits_tail,
+            stats.retransmits_timeout - before.retransmits_timeout,
+        );
+        if sent != (0, 0) {
+            again.push(sent);
+        }
+    }
+    assert_eq!(again, [(1, 0), (0, 4), (0, 4)]);
+}
+
+/// What arrives behind a segment shows that the peer is there, so what was sent in vain before counts no more against it.
+#[test]
+fn a_link_on_which_others_arrive_is_not_dead() {
+    let mut pair = Pair::acquainted(SessionConfig::fast().dead_link(8));
+    let time_outs = |pair: &mut Pair, count| {
+        while pair.ends[0].stats().retransmits_timeout < count {
+            pair.lose(0);
+            assert_eq!(pair.ends[0].ended(), None);
+            pair.now = pair.ends[0].poll_timeout().unwrap();
+            pair.ends[0].handle_timeout(pair.now);
+        }
+    };
+    pair.ends[0].send_slice(b"is lost").unwrap();
+    time_outs(&mut pair, 4);
+    pair.lose(0);
+    pair.ends[0].send_slice(b"arrives").unwrap();
+    let arrives = pair.transmit(0).unwrap();
+    pair.deliver(1, &arrives);
+    let acknowledged = pair.transmit(1).unwrap();
+    pair.deliver(0, &acknowledged);
+    time_outs(&mut pair, 9);
 }
 
 /// However many time-outs follow before an acknowledgement, and whatever is found lost with the segment then.
