@@ -608,6 +608,36 @@ fn shards_of_a_peer_that_begins_anew_are_not_combined_with_its_old_ones() {
     }
 }
 
+/// Nor with those of a group before the one that shows it, which comes late.
+#[test]
+fn old_shards_of_all_groups_are_forgotten_when_a_peer_begins_anew() {
+    let (mut pair, mut anew) = (Pair::new(3, 1), Pair::new(3, 1));
+    let groups = |pair: &mut Pair, first: u8| -> Vec<_> {
+        (first..first + 6)
+            .flat_map(|n| pair.shards(&[n; 100]))
+            .collect()
+    };
+    let (old, new) = (groups(&mut pair, 0), groups(&mut anew, 100));
+    for shard in [&old[0], &old[4], &new[4], &new[1], &new[3]] {
+        assert!(pair.handle(shard).is_empty());
+    }
+    pair.finish();
+    anew.finish();
+}
+
+#[test]
+fn shards_longer_than_the_longest_are_refused() {
+    let mut pair = Pair::new(2, 1);
+    for (len, rejected) in [(LONGEST, 0), (LONGEST + 1, 1)] {
+        let mut parity = vec![0; len];
+        parity[0] = 2;
+        parity[4..6].copy_from_slice(&0xf2_u16.to_le_bytes());
+        assert!(pair.handle(&parity).is_empty());
+        assert_eq!(pair.decoder.stats().rejected, rejected);
+    }
+    pair.finish();
+}
+
 #[test]
 fn a_shard_that_comes_twice_costs_its_group_nothing() {
     let mut pair = Pair::new(3, 2);

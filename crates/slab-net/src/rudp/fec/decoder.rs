@@ -536,4 +536,19 @@ mod tests {
         // One of the other counts, and all of ours, also those that were ignored.
         assert_eq!(decoder.stats().received_parity, 36);
     }
+
+    /// However large the groups are.
+    #[test]
+    fn as_many_shards_are_ignored_as_have_to_confirm_the_counts() {
+        // Two of the four contradict the first counts, one the second.
+        for (data, parity, contradictions, ignored) in [(2, 1, 2, 64), (10, 3, 1, 8 * 13)] {
+            let (pool, shards) = (pool(), FecShards::new(data, parity).unwrap());
+            let mut decoder = decoder(shards, &pool);
+            let theirs = groups(FecShards::new(3, 1).unwrap(), 1);
+            for shard in theirs.iter().chain(&groups(shards, 40)) {
+                decoder.handle_shard(shard, &mut Vec::new());
+            }
+            assert_eq!(decoder.stats().rejected, contradictions + ignored);
+        }
+    }
 }
