@@ -231,6 +231,19 @@ async fn finish_after_the_peer_closed_succeeds_if_nothing_was_lost() {
     }
 }
 
+/// Nothing that it would have read is lost.
+#[tokio::test]
+async fn who_has_read_to_the_end_reads_no_error_after_a_reset() {
+    let (_server, client, accepted) = connected_pair(&pool()).await;
+    timeout(TIMEOUT, accepted.finish()).await.unwrap().unwrap();
+    assert_eq!(timeout(TIMEOUT, client.recv()).await.unwrap(), Ok(None));
+    accepted.abort();
+    let ended = timeout(TIMEOUT, client.closed()).await.unwrap();
+    assert_eq!(ended, CloseReason::Reset);
+    assert_eq!(timeout(TIMEOUT, client.recv()).await.unwrap(), Ok(None));
+    assert_eq!(client.try_recv(), Err(TryRecvError::End));
+}
+
 #[tokio::test]
 async fn a_reader_is_told_that_the_peer_never_answered_though_writing_was_shut_down() {
     let pool = pool();

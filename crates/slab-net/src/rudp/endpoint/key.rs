@@ -21,3 +21,30 @@ impl Hash for Key {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+    use std::hash::{BuildHasher, RandomState};
+
+    /// Otherwise many sessions would share a place in the table.
+    #[test]
+    fn each_part_of_a_key_changes_its_hash() {
+        let keys = [
+            ("192.0.2.7:1", 1),
+            ("192.0.2.8:1", 1),
+            ("192.0.2.7:2", 1),
+            ("192.0.2.7:1", 2),
+            ("[2001:db8::7]:1", 1),
+            ("[2001:db8::8]:1", 1),
+            ("[2001:db8::7]:2", 1),
+            ("[2001:db8::7]:1", 2),
+            ("[fe80::7%1]:1", 1),
+            ("[fe80::7%2]:1", 1),
+        ];
+        let state = RandomState::new();
+        let hashes = keys.map(|(peer, conv)| state.hash_one(Key(peer.parse().unwrap(), conv)));
+        assert_eq!(HashSet::from(hashes).len(), keys.len());
+    }
+}
