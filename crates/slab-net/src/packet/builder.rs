@@ -64,7 +64,8 @@ impl PacketPoolBuilder {
     /// Sets the cap in bytes, as in [`SlabPoolBuilder::max_memory`]. Default: 64 MiB.
     ///
     /// A slab serves one size class at a time, and has 256 KiB with the default classes. So a server needs a cap of several
-    /// slabs, 1 MiB say: in one of 256 KiB, a datagram that was received keeps the only slab, and there is no memory for an
+    /// slabs, 1 MiB say (2 MiB with a class above 64 KiB, as for io_uring, whose slabs are twice as large): in one of
+    /// 256 KiB, a datagram that was received keeps the only slab, and there is no memory for an
     /// answer of another size. RUDP takes more: [how much](crate::rudp::EndpointConfig::max_memory) depends on the number of
     /// sessions.
     pub fn max_memory(mut self, bytes: usize) -> Self {
