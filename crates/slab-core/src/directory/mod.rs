@@ -15,13 +15,14 @@
 
 mod numbers;
 
-use crate::class::MAX_CLASSES;
 use crate::class::place::Place;
+use crate::class::{CHUNK_ALIGN, MAX_CLASSES};
 use crate::directory::numbers::{Numbers, PER_WORD};
 use crate::error::ConfigError;
 use crate::pool::inner::Inner;
 use crate::sync::{AtomicU32, MODELLED};
 use core::cell::UnsafeCell;
+use core::num::NonZeroUsize;
 use core::ops::Range;
 use core::ptr::NonNull;
 
@@ -74,6 +75,8 @@ struct Directory {
     pools: Column<Option<NonNull<Inner>>>,
     /// Where the pool's arena begins.
     bases: Column<Option<NonNull<u8>>>,
+    /// The same as a number.
+    addresses: Column<usize>,
     /// The pool's table of reference counts.
     counts: Column<Option<NonNull<AtomicU32>>>,
     /// The place in it that belongs to the arena's first unit.
@@ -85,6 +88,7 @@ impl Directory {
         Self {
             pools: Column([const { UnsafeCell::new(None) }; NUMBERS]),
             bases: Column([const { UnsafeCell::new(None) }; NUMBERS]),
+            addresses: Column([const { UnsafeCell::new(0) }; NUMBERS]),
             counts: Column([const { UnsafeCell::new(None) }; NUMBERS]),
             counts_from: Column([const { UnsafeCell::new(0) }; NUMBERS]),
         }
@@ -139,16 +143,38 @@ pub(crate) unsafe fn pool(place: Place) -> NonNull<Inner> {
     unsafe { pool.unwrap_unchecked() }
 }
 
-/// The first byte of the pool's arena.
+/// The first byte of the chunk with this unit.
 ///
 /// # Safety
-/// The pool that the place is of lives.
+/// The pool that the place is of lives, and the unit is one of its arena's.
 #[inline(always)]
-pub(crate) unsafe fn base(place: Place) -> NonNull<u8> {
+pub(crate) unsafe fn address(place: Place, unit: u32) -> NonNull<u8> {
     // SAFETY: the caller's promise.
     let base = unsafe { directory().bases.get(place) };
     // SAFETY: a pool that lives has entered itself.
-    unsafe { base.unwrap_unchecked() }
+    let base = unsafe { base.unwrap_unchecked() };
+    // SAFETY: the caller's promise.
+    let from = unsafe { directory().addresses.get(place) };
+    let address = from + unit as usize * CHUNK_ALIGN;
+    // SAFETY: within the arena, so not zero.
+    let address = unsafe { NonZeroUsize::new_unchecked(address) };
+    // Only says by which right: of this, nothing is left in the machine code.
+    base.with_addr(address)
+}
+
+/// Tells the compiler what the pool's entry says, where its memory begins at `base`. It then adds up the chunk's address
+/// from the pool's own field, which after an allocation is nearer at hand than this entry. (Of two equal numbers LLVM
+/// takes the one that it has, of two equal pointers it does not: hence the column of numbers.)
+///
+/// # Safety
+/// The pool that the place is of lives, and its arena begins there.
+#[inline(always)]
+pub(crate) unsafe fn assume_base(place: Place, base: NonNull<u8>) {
+    let address = base.addr().get();
+    // SAFETY: the caller's promise.
+    let entered = unsafe { directory().addresses.get(place) };
+    // SAFETY: `enter` wrote both.
+    unsafe { core::hint::assert_unchecked(address == entered) };
 }
 
 /// The word that counts the references to a chunk beyond the first.
@@ -242,6 +268,8 @@ impl ClassNumbers {
             unsafe { directory.pools.set(number, Some(pool)) };
             // SAFETY: as above.
             unsafe { directory.bases.set(number, Some(base)) };
+            // SAFETY: as above.
+            unsafe { directory.addresses.set(number, base.addr().get()) };
             // SAFETY: as above.
             unsafe { directory.counts.set(number, counts) };
             // SAFETY: as above.

@@ -1,6 +1,5 @@
 //! [`Chunk`]: a piece of pool memory with one owner, and the free fast path.
 
-use crate::class::CHUNK_ALIGN;
 use crate::class::place::Place;
 use crate::directory;
 use crate::handle::shared::SharedChunk;
@@ -149,7 +148,7 @@ impl Chunk {
         self.0.class()
     }
 
-    /// Returns a pointer to the chunk's first byte, aligned to [`CHUNK_ALIGN`].
+    /// Returns a pointer to the chunk's first byte, aligned to [`CHUNK_ALIGN`](crate::CHUNK_ALIGN).
     ///
     /// All [`capacity`](Self::capacity) bytes behind it are valid for reads and writes for as long as
     /// this handle lives. They hold zeros, or a former owner's data, or bytes that a former owner left
@@ -158,9 +157,7 @@ impl Chunk {
     #[must_use]
     pub fn as_ptr(&self) -> NonNull<u8> {
         // SAFETY: this chunk is alive.
-        let base = unsafe { directory::base(self.0.place()) };
-        // SAFETY: a chunk's unit is an offset inside the arena.
-        unsafe { base.add(self.unit() as usize * CHUNK_ALIGN) }
+        unsafe { directory::address(self.0.place(), self.unit()) }
     }
 
     /// Returns the usable size in bytes: that of the size class, at least what was asked for.

@@ -124,8 +124,8 @@ impl Uncached {
     }
 }
 
-/// Everything of a pool. Of it the fast path reads `classes` only; what leads from a handle to its memory and its count
-/// is in the directory, too.
+/// Everything of a pool. Of it the fast path reads `classes`, and `base` if the address is asked for; what leads from a
+/// handle to its memory and its count is in the directory, too.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Inner {
@@ -326,6 +326,12 @@ impl Inner {
         let slabs = self.slabs.lock().slabs.backed();
         // Without the lock: what is committed meanwhile does not count yet.
         self.arena.resident(slabs)
+    }
+
+    /// The first byte of the arena.
+    #[inline(always)]
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.base
     }
 
     /// The first byte of a chunk.

@@ -27,6 +27,7 @@ pub(crate) use no_fork as fork;
 
 use crate::class::SizeClasses;
 use crate::class::place::Place;
+use crate::directory;
 use crate::error::AllocError;
 use crate::handle::chunk::{Chunk, ChunkId};
 use crate::pool::builder::SlabPoolBuilder;
@@ -161,6 +162,8 @@ impl SlabPool {
         // Each path widens the unit itself: here it would cost the fast one an instruction.
         // SAFETY: both widen a number of 32 bits.
         let id = unsafe { ChunkId::from_wide_unit(place, unit) };
+        // SAFETY: a place of this pool.
+        unsafe { directory::assume_base(place, self.inner().base()) };
         // SAFETY: the unit was just taken out of the pool's free chunks of this class.
         Ok(unsafe { Chunk::from_id(id) })
     }
