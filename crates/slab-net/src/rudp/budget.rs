@@ -23,8 +23,6 @@ pub struct MemoryBudget {
 struct Inner {
     limit: usize,
     reserved: AtomicUsize,
-    /// The part of it that peers may send.
-    promised: AtomicUsize,
 }
 
 impl MemoryBudget {
@@ -35,7 +33,6 @@ impl MemoryBudget {
             inner: Arc::new(Inner {
                 limit,
                 reserved: AtomicUsize::new(0),
-                promised: AtomicUsize::new(0),
             }),
         }
     }
@@ -52,18 +49,11 @@ impl MemoryBudget {
         self.inner.reserved.load(Ordering::Relaxed)
     }
 
-    /// How much more peers may be let send: all that they may is seven eighths of the limit.
-    fn left_to_promise(&self) -> usize {
-        let (limit, promised) = (self.limit(), &self.inner.promised);
-        (limit - limit / 8).saturating_sub(promised.load(Ordering::Relaxed))
-    }
-
     /// Opens an account without a reservation.
     pub(super) fn account(&self) -> Account {
         Account {
             budget: self.clone(),
             bytes: 0,
-            is_promise: false,
         }
     }
 }
@@ -72,10 +62,7 @@ impl MemoryBudget {
 #[derive(Debug)]
 pub(super) struct Account {
     budget: MemoryBudget,
-    /// Below 4 GiB: idle sessions are to be small.
-    bytes: u32,
-    /// Is it for what a peer may send?
-    is_promise: bool,
+    bytes: usize,
 }
 
 impl Account {
@@ -91,37 +78,15 @@ impl Account {
         self.reserve_within(limit - limit / 4, bytes)
     }
 
-    /// Is nothing left to those that can do without?
-    pub(super) fn is_short(&self) -> bool {
-        let limit = self.budget.limit();
-        self.budget.reserved() > limit - limit / 4
-    }
-
     /// As [`reserve`](Self::reserve), for what a peer may send: leaves an eighth of the limit to what is sent to peers.
     /// Windows that had taken all of it would let their peers ask, and nobody answer. Alone, a session may take all.
     pub(super) fn reserve_promise(&mut self, bytes: usize) -> bool {
-        debug_assert!(
-            self.is_promise || self.bytes == 0,
-            "it is for something else"
-        );
-        self.is_promise = true;
-        self.budget.left_to_promise() >= bytes && self.reserve(bytes)
-            || self.budget.reserved() == self.bytes() && self.reserve(bytes)
-    }
-
-    /// As [`reserve`](Self::reserve), for what is sent: leaves a sixteenth of the limit to windows, as far as those may
-    /// take it. Two ends that had used up their memory for long messages would each wait for the other's window to
-    /// grow, without which those do not arrive.
-    pub(super) fn reserve_to_send(&mut self, bytes: usize) -> bool {
         let limit = self.budget.limit();
-        let left = self.budget.left_to_promise().min(limit / 16);
-        self.reserve_within(limit - left, bytes)
+        self.reserve_within(limit - limit / 8, bytes)
+            || self.budget.reserved() == self.bytes && self.reserve(bytes)
     }
 
     fn reserve_within(&mut self, limit: usize, bytes: usize) -> bool {
-        let Ok(all) = u32::try_from(self.bytes().saturating_add(bytes)) else {
-            return false;
-        };
         let inner = &*self.budget.inner;
         let reserved =
             inner
@@ -131,34 +96,30 @@ impl Account {
                     (sum <= limit).then_some(sum)
                 });
         if reserved.is_ok() {
-            self.bytes = all;
-            if self.is_promise {
-                inner.promised.fetch_add(bytes, Ordering::Relaxed);
-            }
+            self.bytes += bytes;
         }
         reserved.is_ok()
     }
 
     /// Gives back `bytes` of the reservation.
     pub(super) fn release(&mut self, bytes: usize) {
-        debug_assert!(bytes <= self.bytes(), "more given back than reserved");
-        let bytes = bytes.min(self.bytes());
-        self.bytes -= bytes as u32;
-        let inner = &*self.budget.inner;
-        if self.is_promise {
-            inner.promised.fetch_sub(bytes, Ordering::Relaxed);
-        }
-        inner.reserved.fetch_sub(bytes, Ordering::Relaxed);
+        debug_assert!(bytes <= self.bytes, "more given back than reserved");
+        let bytes = bytes.min(self.bytes);
+        self.bytes -= bytes;
+        self.budget
+            .inner
+            .reserved
+            .fetch_sub(bytes, Ordering::Relaxed);
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.bytes as usize
+        self.bytes
     }
 }
 
 impl Drop for Account {
     fn drop(&mut self) {
-        self.release(self.bytes());
+        self.release(self.bytes);
     }
 }
 
@@ -186,22 +147,5 @@ mod tests {
         one.release(50);
         assert!(!other.reserve_promise(39) && other.reserve_promise(38));
         assert!(!one.reserve_promise(1) && one.reserve(12));
-    }
-
-    /// Neither takes what the other needs.
-    #[test]
-    fn what_is_sent_leaves_memory_to_promise_and_the_reverse() {
-        let budget = MemoryBudget::new(160);
-        let (mut promised, mut sent) = (budget.account(), budget.account());
-        assert!(promised.reserve_promise(100));
-        assert!(!sent.reserve_to_send(51) && sent.reserve_to_send(50));
-        assert!(!promised.reserve_promise(11) && promised.reserve_promise(10));
-        promised.release(10);
-        sent.release(49);
-        assert!(!promised.reserve_promise(41) && promised.reserve_promise(40));
-        assert!(!sent.reserve_to_send(20) && sent.reserve_to_send(19));
-        drop(promised);
-        sent.release(20);
-        assert!(!sent.reserve_to_send(151) && sent.reserve_to_send(150));
     }
 }

@@ -1,11 +1,7 @@
-//! Endpoints whose memory for sessions is taken.
+//! Endpoints whose memory for sessions is taken, over real sockets on loopback.
 
 use crate::common::sockets::{TIMEOUT, accept, any, fast, pool, recv, wait_until};
-use slab_net::rudp::{
-    Connection, Endpoint, MemoryBudget, OpenError, Session, SessionConfig, Side, Time,
-};
-use slab_net::{Packet, PacketPool};
-use std::time::Duration;
+use slab_net::rudp::{Connection, Endpoint, OpenError};
 use tokio::time::timeout;
 
 /// What a session reserves when it is opened: its smallest window, with the reserve for larger buffers.
@@ -66,60 +62,4 @@ async fn peers_that_take_all_the_memory_for_sessions_can_be_answered() {
         answered.push(peer);
     }
     assert!((12..=15).contains(&answered.len()), "{}", answered.len());
-}
-
-/// Two ends that are short of memory send each other messages for which windows have to grow. What is sent leaves some
-/// for that, and windows give it back.
-#[test]
-fn long_messages_in_both_directions_do_not_wait_for_each_other() {
-    const SESSIONS: usize = 56;
-    const MESSAGES: u32 = 4;
-    let pool = PacketPool::builder().max_memory(64 << 20).build().unwrap();
-    let config = SessionConfig::fast();
-    let budgets = [(); 2].map(|()| MemoryBudget::new(4 << 20));
-    let mut now = Time::ZERO;
-    let open = |side, conv| {
-        let budget = &budgets[usize::from(side == Side::Server)];
-        Session::open(conv, &config, side, &pool, budget, 5, now).unwrap()
-    };
-    let mut sessions: Vec<_> = (0..SESSIONS as u32)
-        .map(|conv| [Side::Client, Side::Server].map(|side| open(side, conv)))
-        .collect();
-    for [client, _] in &mut sessions {
-        client.send_slice(b"hello").unwrap();
-    }
-    let (long, mut scratch) = ([7; 60_000], [0; 4096]);
-    // Of each session: questions, those that are not answered yet, and answers.
-    let mut counts = [[0; 3]; SESSIONS];
-    while counts.iter().any(|&[.., answers]| answers < MESSAGES) {
-        for ([client, server], [questions, open, answers]) in sessions.iter_mut().zip(&mut counts) {
-            if questions == answers && *questions < MESSAGES && client.is_peer_window_known() {
-                *questions += u32::from(client.send_slice(&long).is_ok());
-            }
-            *open += u32::from(server.recv().is_some_and(|message| message.len() > 5));
-            if *open > 0 && server.send_slice(&long).is_ok() {
-                *open -= 1;
-            }
-            *answers += u32::from(client.recv().is_some());
-        }
-        let mut said = false;
-        for ends in &mut sessions {
-            for end in 0..2 {
-                if ends[end].poll_timeout().is_some_and(|at| at <= now) {
-                    ends[end].handle_timeout(now);
-                }
-                if let Some(out) = ends[end].poll_transmit(now, &mut scratch, 1) {
-                    let datagram = Packet::from(out.contents().to_vec());
-                    ends[1 - end].handle_datagram(now, datagram).unwrap();
-                    said = true;
-                }
-                assert_eq!(ends[end].ended(), None, "{counts:?}");
-            }
-        }
-        now = now + Duration::from_micros(10);
-        if !said {
-            let next = sessions.iter().flatten().filter_map(Session::poll_timeout);
-            now = next.min().unwrap().max(now);
-        }
-    }
 }

@@ -242,9 +242,6 @@ impl Session {
             .make_room(&self.context.pool, &mut BatchBuffer::default());
         self.schedule_window_update();
         self.release_window();
-        if self.receive.is_to_shrink() {
-            self.shrink_receive();
-        }
         popped
     }
 

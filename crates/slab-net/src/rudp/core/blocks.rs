@@ -84,7 +84,7 @@ impl Blocks {
     fn reserve(&mut self, bytes: usize, alone: bool) -> bool {
         let limited = self.limit < u32::MAX && self.account.bytes() + bytes > self.limit as usize;
         let reserve = match alone {
-            true => Account::reserve_to_send,
+            true => Account::reserve,
             false => Account::reserve_spare,
         };
         !limited && reserve(&mut self.account, bytes)

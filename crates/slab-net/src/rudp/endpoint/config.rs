@@ -142,11 +142,9 @@ impl EndpointConfig {
     /// nothing to send from.) So the default cap of 64 MiB has room for 477 sessions,
     /// and 10 000 take a cap of 1.4 GB, of which only what is used is ever resident.
     ///
-    /// Windows grow within three fourths of this memory (for a long message, until what all windows promise is seven
-    /// eighths), and a grown one is given back when its session is idle, or, if more than three fourths are reserved,
-    /// when the message that it grew for is read. Likewise, what is sent while nothing else is in flight may lie in all
-    /// of it, but for a sixteenth while windows may still grow for a message, and more than that in three fourths, so
-    /// that peers that take nothing leave room for new sessions; and four unread
+    /// Windows grow within three fourths of this memory (for a long message, in seven eighths), and a grown one is given
+    /// back when its session is idle. Likewise, what is sent while nothing else is in flight may lie in all of it, and
+    /// more than that in three fourths, so that peers that take nothing leave room for new sessions; and four unread
     /// [datagrams](super::Connection::recv_datagram) of each session in all of it, and more in three fourths. Error
     /// correction goes on without what does not fit in three fourths. A session for which there is no memory is
     /// [refused](super::EndpointStats::refused_memory); its peer hears nothing, and times out.

@@ -122,8 +122,6 @@ pub(super) struct ReceiveQueue {
     at_end: bool,
     /// Has the peer been told only the first window, so that the rest can be given back?
     narrowed: bool,
-    /// Has it grown for a message?
-    grown_for_message: bool,
     /// Fragments that follow the segment before `next` in its message.
     to_follow: u8,
     train: Train,
@@ -169,7 +167,6 @@ impl ReceiveQueue {
             complete: 0,
             at_end: false,
             narrowed: false,
-            grown_for_message: false,
             to_follow: 0,
             train: Train::default(),
             train_ended: 0,
@@ -233,7 +230,6 @@ impl ReceiveQueue {
             let first = self.first_window();
             let all = self.account.bytes();
             self.window = first;
-            self.grown_for_message = false;
             self.account.release(all - reservation(first, self.slot()));
             self.train = Train::default();
         }
@@ -304,13 +300,9 @@ impl ReceiveQueue {
         }
         let whole = (self.window + u32::from(self.to_follow)).min(self.max_window);
         let roomy = (self.window * 2).min(self.max_window).max(whole);
-        self.grown_for_message |= roomy != whole && self.try_grow(roomy, Account::reserve_spare)
-            || self.try_grow(whole, Account::reserve_promise);
-    }
-
-    /// Has the window grown for a message, is nothing in it any more, and do others need the memory for theirs?
-    pub(super) fn is_to_shrink(&self) -> bool {
-        self.grown_for_message && self.account.is_short() && self.is_grown_and_empty()
+        if roomy == whole || !self.try_grow(roomy, Account::reserve_spare) {
+            self.try_grow(whole, Account::reserve_promise);
+        }
     }
 
     /// Does a segment with this number of fragments behind it fit its neighbours? Within a message, each segment
@@ -562,7 +554,6 @@ impl ReceiveQueue {
         self.complete = 0;
         self.at_end = false;
         self.narrowed = false;
-        self.grown_for_message = false;
         self.to_follow = 0;
         self.charged = 0;
         self.oversize = 0;
