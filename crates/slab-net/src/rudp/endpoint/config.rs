@@ -149,6 +149,12 @@ impl EndpointConfig {
     /// correction goes on without what does not fit in three fourths. A session for which there is no memory is
     /// [refused](super::EndpointStats::refused_memory); its peer hears nothing, and times out.
     ///
+    /// So two ends that are both short of memory, and send each other messages of more than 32 segments at the same time,
+    /// can wait for each other's windows to grow: what is sent has taken the memory for that. After the [idle
+    /// timeout](crate::rudp::SessionConfig::idle_timeout) some sessions end as
+    /// [`MessageTooLong`](crate::rudp::CloseReason::MessageTooLong). One of the two ends needs memory for all that is on
+    /// its way.
+    ///
     /// ```
     /// use slab_net::PacketPool;
     /// use slab_net::rudp::{Endpoint, EndpointConfig, SessionConfig};
