@@ -158,7 +158,7 @@ pub(crate) unsafe fn address(place: Place, unit: u32) -> NonNull<u8> {
     let address = from + unit as usize * CHUNK_ALIGN;
     // SAFETY: within the arena, so not zero.
     let address = unsafe { NonZeroUsize::new_unchecked(address) };
-    // Only says by which right: of this, nothing is left in the machine code.
+    // Only says by which right: optimised, nothing is left of the pointer, not even its load.
     base.with_addr(address)
 }
 
@@ -173,7 +173,7 @@ pub(crate) unsafe fn assume_base(place: Place, base: NonNull<u8>) {
     let address = base.addr().get();
     // SAFETY: the caller's promise.
     let entered = unsafe { directory().addresses.get(place) };
-    // SAFETY: `enter` wrote both.
+    // SAFETY: the caller's promise: a pool enters where its arena begins for each of its numbers, and that never moves.
     unsafe { core::hint::assert_unchecked(address == entered) };
 }
 

@@ -162,7 +162,7 @@ impl SlabPool {
         // Each path widens the unit itself: here it would cost the fast one an instruction.
         // SAFETY: both widen a number of 32 bits.
         let id = unsafe { ChunkId::from_wide_unit(place, unit) };
-        // SAFETY: a place of this pool.
+        // SAFETY: a place of this pool, which `self` keeps alive, and the base of its arena.
         unsafe { directory::assume_base(place, self.inner().base()) };
         // SAFETY: the unit was just taken out of the pool's free chunks of this class.
         Ok(unsafe { Chunk::from_id(id) })
