@@ -109,7 +109,7 @@ families! {
     POOL_FREES_TOTAL = Counter "slab_pool_frees_total",
         "Chunks returned; remote are those of other threads as far as that is sure, local all others.";
     POOL_EXHAUSTED_TOTAL = Counter "slab_pool_exhausted_total",
-        "Allocations that found the pool at its cap, by what became of them; spare ones that a caller tried for are not among them.";
+        "Allocations that found the pool at its cap, by what became of them; one of alloc_timeout whose time was up is under waited and under rejected, spare ones that a caller tried for are not among them.";
     POOL_WAITERS = Gauge "slab_pool_waiters",
         "Tasks that wait for a chunk of the size class now.";
     POOL_WAIT_SECONDS = Histogram(WaitTimes::BOUNDS_NANOS) "slab_pool_wait_seconds",

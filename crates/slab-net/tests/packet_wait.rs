@@ -114,7 +114,17 @@ async fn impossible_sizes_are_refused_without_waiting() {
 async fn alloc_timeout_fails_after_its_time_limit() {
     let (pool, mut all) = full();
     let soon = Duration::from_millis(5);
+    let counts = || {
+        let stats = pool.slab().stats();
+        let class = stats.classes()[0];
+        (class.waits, class.exhausted)
+    };
+    assert_eq!(counts(), (0, 1), "by `full`");
     let refused = pool.alloc_timeout(1000, soon).await.unwrap_err();
+    assert_eq!(counts(), (1, 2));
+    let given_up = tokio::time::timeout(soon, pool.alloc(1000)).await;
+    assert!(given_up.is_err());
+    assert_eq!(counts(), (2, 2));
     assert_eq!(
         refused,
         AllocError::Exhausted {

@@ -207,7 +207,9 @@ impl PacketPool {
         tracing::debug_span!("waiting for memory", pool = self.slab.name(), size_class)
     }
 
-    /// Like [`alloc`](Self::alloc), but waits for at most `patience`.
+    /// Like [`alloc`](Self::alloc), but waits for at most `patience`. When the time is up it tries once more, so one that
+    /// fails then is counted twice: among those that [waited](slab_core::ClassStats::waits), and among those
+    /// [refused](slab_core::ClassStats::exhausted). An [`alloc`](Self::alloc) that is dropped has only waited.
     ///
     /// ```
     /// # use slab_net::{AllocError, PacketPool, SizeClasses};
