@@ -23,6 +23,8 @@ pub struct MemoryBudget {
 struct Inner {
     limit: usize,
     reserved: AtomicUsize,
+    /// The part of it that is for what is sent.
+    sent: AtomicUsize,
 }
 
 impl MemoryBudget {
@@ -33,6 +35,7 @@ impl MemoryBudget {
             inner: Arc::new(Inner {
                 limit,
                 reserved: AtomicUsize::new(0),
+                sent: AtomicUsize::new(0),
             }),
         }
     }
@@ -47,6 +50,21 @@ impl MemoryBudget {
     #[must_use]
     pub fn reserved(&self) -> usize {
         self.inner.reserved.load(Ordering::Relaxed)
+    }
+
+    fn sent(&self) -> usize {
+        self.inner.sent.load(Ordering::Relaxed)
+    }
+
+    /// What all windows may promise for long messages together, with what is sent now: without that, seven eighths.
+    fn limit_for_messages(&self) -> usize {
+        let limit = self.limit();
+        limit.min(limit - limit / 8 + self.sent())
+    }
+
+    /// Opens an account without a reservation, for what is sent.
+    pub(super) fn account_to_send(&self) -> SendAccount {
+        SendAccount(self.account())
     }
 
     /// Opens an account without a reservation.
@@ -86,6 +104,12 @@ impl Account {
             || self.budget.reserved() == self.bytes && self.reserve(bytes)
     }
 
+    /// As [`reserve_promise`](Self::reserve_promise), for a message that fills a window. What is sent may lie in the
+    /// eighth that is left to it, and then takes nothing from the rest.
+    pub(super) fn reserve_for_message(&mut self, bytes: usize) -> bool {
+        self.reserve_within(self.budget.limit_for_messages(), bytes) || self.reserve_promise(bytes)
+    }
+
     fn reserve_within(&mut self, limit: usize, bytes: usize) -> bool {
         let inner = &*self.budget.inner;
         let reserved =
@@ -123,6 +147,59 @@ impl Drop for Account {
     }
 }
 
+/// An [`Account`] for what is sent, which is counted apart, too.
+#[derive(Debug)]
+pub(super) struct SendAccount(Account);
+
+impl SendAccount {
+    /// Reserves `bytes` more; if they do not fit, reserves nothing and returns `false`. Leaves a sixteenth of the limit to
+    /// windows that a message fills, as far as they may take that: two ends that had used up their memory for long
+    /// messages would each wait for the other's window to grow. If nobody else sends, it may take all, as nothing would
+    /// be given back.
+    pub(super) fn reserve(&mut self, bytes: usize) -> bool {
+        let budget = &self.0.budget;
+        let left = match budget.sent() == self.0.bytes {
+            true => 0,
+            false => budget
+                .limit_for_messages()
+                .saturating_sub(budget.reserved()),
+        };
+        let within = budget.limit() - left.min(budget.limit() / 16);
+        let reserved = self.0.reserve_within(within, bytes);
+        self.count(bytes, reserved)
+    }
+
+    /// As [`Account::reserve_spare`].
+    pub(super) fn reserve_spare(&mut self, bytes: usize) -> bool {
+        let reserved = self.0.reserve_spare(bytes);
+        self.count(bytes, reserved)
+    }
+
+    fn count(&self, bytes: usize, reserved: bool) -> bool {
+        if reserved {
+            self.0.budget.inner.sent.fetch_add(bytes, Ordering::Relaxed);
+        }
+        reserved
+    }
+
+    /// Gives back `bytes` of the reservation.
+    pub(super) fn release(&mut self, bytes: usize) {
+        let bytes = bytes.min(self.0.bytes);
+        self.0.budget.inner.sent.fetch_sub(bytes, Ordering::Relaxed);
+        self.0.release(bytes);
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.0.bytes
+    }
+}
+
+impl Drop for SendAccount {
+    fn drop(&mut self) {
+        self.release(self.0.bytes);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -147,5 +224,23 @@ mod tests {
         one.release(50);
         assert!(!other.reserve_promise(39) && other.reserve_promise(38));
         assert!(!one.reserve_promise(1) && one.reserve(12));
+    }
+
+    /// Neither takes what the other needs.
+    #[test]
+    fn what_is_sent_leaves_memory_to_messages_and_the_reverse() {
+        let budget = MemoryBudget::new(160);
+        let mut window = budget.account();
+        let [mut one, mut other] = [(); 2].map(|()| budget.account_to_send());
+        assert!(window.reserve_promise(100) && one.reserve(10));
+        assert!(!other.reserve(41) && other.reserve(40));
+        assert!(!window.reserve_for_message(11) && window.reserve_for_message(10));
+        other.release(40);
+        assert!(!window.reserve_for_message(31) && window.reserve_for_message(30));
+        assert!(other.reserve(10), "windows have all that they may");
+        drop((one, other));
+        window.release(40);
+        assert!(budget.account_to_send().reserve(60), "nobody else sends");
+        assert_eq!((budget.sent(), budget.reserved()), (0, 100));
     }
 }

@@ -1,7 +1,11 @@
-//! Endpoints whose memory for sessions is taken, over real sockets on loopback.
+//! Endpoints whose memory for sessions is taken.
 
 use crate::common::sockets::{TIMEOUT, accept, any, fast, pool, recv, wait_until};
-use slab_net::rudp::{Connection, Endpoint, OpenError};
+use slab_net::rudp::{
+    Connection, Endpoint, MemoryBudget, OpenError, Session, SessionConfig, Side, Time,
+};
+use slab_net::{Packet, PacketPool};
+use std::time::Duration;
 use tokio::time::timeout;
 
 /// What a session reserves when it is opened: its smallest window, with the reserve for larger buffers.
@@ -62,4 +66,108 @@ async fn peers_that_take_all_the_memory_for_sessions_can_be_answered() {
         answered.push(peer);
     }
     assert!((12..=15).contains(&answered.len()), "{}", answered.len());
+}
+
+/// Sessions between two ends, each with a budget of its own of `limit` bytes. `turn` gets the two ends of a session, by
+/// number, and says when that has done all. Returns how long it takes if a datagram takes no time.
+fn exchange(
+    sessions: usize,
+    limit: usize,
+    mut turn: impl FnMut(usize, &mut [Session; 2]) -> bool,
+) -> Duration {
+    let pool = PacketPool::builder().max_memory(64 << 20).build().unwrap();
+    let budgets = [(); 2].map(|()| MemoryBudget::new(limit));
+    let mut now = Time::ZERO;
+    let open = |side, conv| {
+        let budget = &budgets[usize::from(side == Side::Server)];
+        Session::open(conv, &SessionConfig::fast(), side, &pool, budget, 5, now).unwrap()
+    };
+    let mut sessions: Vec<_> = (0..sessions as u32)
+        .map(|conv| [Side::Client, Side::Server].map(|side| open(side, conv)))
+        .collect();
+    let mut scratch = [0; 4096];
+    loop {
+        let mut done = true;
+        for (number, ends) in sessions.iter_mut().enumerate() {
+            done &= turn(number, ends);
+        }
+        if done {
+            return now.since(Time::ZERO);
+        }
+        let mut said = false;
+        for (number, ends) in sessions.iter_mut().enumerate() {
+            for end in 0..2 {
+                if ends[end].poll_timeout().is_some_and(|at| at <= now) {
+                    ends[end].handle_timeout(now);
+                }
+                if let Some(out) = ends[end].poll_transmit(now, &mut scratch, 1) {
+                    let datagram = Packet::from(out.contents().to_vec());
+                    ends[1 - end].handle_datagram(now, datagram).unwrap();
+                    said = true;
+                }
+                assert_eq!(ends[end].ended(), None, "{number}");
+            }
+        }
+        now = now + Duration::from_micros(10);
+        if !said {
+            let next = sessions.iter().flatten().filter_map(Session::poll_timeout);
+            now = next.min().unwrap().max(now);
+        }
+    }
+}
+
+/// Two ends that are short of memory send each other messages for which windows have to grow. What is sent leaves some
+/// for that.
+#[test]
+fn long_messages_in_both_directions_do_not_wait_for_each_other() {
+    const SESSIONS: usize = 56;
+    const MESSAGES: u32 = 4;
+    let long = [7; 60_000];
+    let mut counts = [[[0; 2]; 2]; SESSIONS];
+    let took = exchange(SESSIONS, 8 << 20, |number, ends| {
+        for (end, [sent, received]) in ends.iter_mut().zip(&mut counts[number]) {
+            if *sent == 0 {
+                end.send_slice(b"hello").unwrap();
+                *sent = 1;
+            }
+            while end.is_peer_window_known() && *sent <= MESSAGES && end.send_slice(&long).is_ok() {
+                *sent += 1;
+            }
+            *received += u32::from(end.recv().is_some());
+        }
+        counts[number].iter().all(|&[_, got]| got > MESSAGES)
+    });
+    assert!(took < Duration::from_secs(15), "{took:?}");
+}
+
+/// A session whose window has grown for a question has no memory left for the answer: it gives that of the window back,
+/// and asks for that once a message.
+#[test]
+fn a_grown_window_makes_room_for_the_answer() {
+    const MESSAGES: u32 = 10;
+    let long = [7; 60_000];
+    let [mut questions, mut unanswered, mut answers] = [0; 3];
+    let mut probes = 0;
+    let took = exchange(1, 3 * OPENING_BYTES, |_, [client, server]| {
+        if questions == 0 {
+            client.send_slice(b"hello").unwrap();
+            questions = 1;
+        }
+        if client.is_peer_window_known()
+            && questions == answers + 1
+            && client.send_slice(&long).is_ok()
+        {
+            questions += 1;
+        }
+        let asked = server.recv().is_some_and(|message| message.len() > 5);
+        unanswered += u32::from(asked);
+        if unanswered > 0 && server.send_slice(&long).is_ok() {
+            unanswered -= 1;
+        }
+        answers += u32::from(client.recv().is_some());
+        probes = client.stats().probes + server.stats().probes;
+        answers == MESSAGES
+    });
+    assert!(took < Duration::from_secs(1), "{took:?}");
+    assert!(probes <= u64::from(2 * MESSAGES + 2), "{probes}");
 }

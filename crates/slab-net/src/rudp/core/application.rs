@@ -100,6 +100,11 @@ impl Session {
             return SendError::Blocked;
         }
         self.lacks_send_memory = !self.send.is_empty();
+        let holds_window = self.receive.is_grown_and_empty() && !self.receive.is_narrowed();
+        if self.send.is_empty() && holds_window {
+            // That may be what is missing, and the peers of others may wait for it.
+            self.shrink_receive();
+        }
         SendError::NoMemory
     }
 

@@ -5,7 +5,7 @@
 //! place when a segment is sent. A message in a packet of its own, with room for a header in front, stays where it
 //! is and is a block by itself.
 
-use super::super::budget::Account;
+use super::super::budget::SendAccount;
 use super::super::wire::HEADER_BYTES;
 use crate::packet::{PacketBuf, PacketPool};
 
@@ -54,11 +54,11 @@ pub(super) struct Blocks {
     /// sessions.
     last_bytes: u32,
     limit: u32,
-    account: Account,
+    account: SendAccount,
 }
 
 impl Blocks {
-    pub(super) fn new(account: Account) -> Self {
+    pub(super) fn new(account: SendAccount) -> Self {
         Self {
             blocks: Vec::new(),
             free: Vec::new(),
@@ -84,8 +84,8 @@ impl Blocks {
     fn reserve(&mut self, bytes: usize, alone: bool) -> bool {
         let limited = self.limit < u32::MAX && self.account.bytes() + bytes > self.limit as usize;
         let reserve = match alone {
-            true => Account::reserve,
-            false => Account::reserve_spare,
+            true => SendAccount::reserve,
+            false => SendAccount::reserve_spare,
         };
         !limited && reserve(&mut self.account, bytes)
     }
@@ -333,7 +333,7 @@ mod tests {
     #[test]
     fn adjacent_segments_share_a_block_that_is_freed_with_the_last() {
         let (pool, budget) = (pool(0), MemoryBudget::new(1 << 20));
-        let mut blocks = Blocks::new(budget.account());
+        let mut blocks = Blocks::new(budget.account_to_send());
         let a = blocks.push(b"aaaa", 100, true, &pool).unwrap();
         let b = blocks.push(b"bb", 0, true, &pool).unwrap();
         assert_eq!((b.block, b.offset), (a.block, a.end()));
@@ -348,7 +348,7 @@ mod tests {
     #[test]
     fn only_the_last_segment_can_be_extended() {
         let (pool, budget) = (pool(0), MemoryBudget::new(1 << 20));
-        let mut blocks = Blocks::new(budget.account());
+        let mut blocks = Blocks::new(budget.account_to_send());
         let mut a = blocks.push(b"aa", 1000, true, &pool).unwrap();
         assert_eq!(blocks.extend(&mut a, b"xxxx", 5), 3);
         assert_eq!(a.len, 5);
@@ -361,7 +361,7 @@ mod tests {
     #[test]
     fn a_packet_with_headroom_is_adopted_without_a_copy() {
         let (pool, budget) = (pool(24), MemoryBudget::new(1 << 20));
-        let mut blocks = Blocks::new(budget.account());
+        let mut blocks = Blocks::new(budget.account_to_send());
         let mut packet = pool.try_alloc(900).unwrap();
         packet.resize(900, 1);
         let at = packet.as_ptr();
@@ -384,7 +384,7 @@ mod tests {
         held.pop();
         assert!(pool.try_alloc(1400).is_err());
 
-        let mut blocks = Blocks::new(budget.account());
+        let mut blocks = Blocks::new(budget.account_to_send());
         let first = blocks.push(&[0; 1300], 0, true, &pool).unwrap();
         assert_eq!(budget.reserved(), 2048);
         held.pop();
@@ -401,7 +401,7 @@ mod tests {
     #[test]
     fn the_budget_and_the_pool_are_limits() {
         let (pool, budget) = (pool(0), MemoryBudget::new(3000));
-        let mut blocks = Blocks::new(budget.account());
+        let mut blocks = Blocks::new(budget.account_to_send());
         let first = blocks.push(&[0; 1376], 100_000, true, &pool).unwrap();
         assert_eq!(budget.reserved(), 1536, "the smaller block was taken");
         assert_eq!(blocks.push(&[0; 1476], 0, true, &pool), None);

@@ -343,7 +343,7 @@ impl Session {
         .ok_or(OpenError::NoMemory)?;
         receive.set_may_grow(side == Side::Client);
         let first_window = receive.window();
-        let mut blocks = Blocks::new(budget.account());
+        let mut blocks = Blocks::new(budget.account_to_send());
         if side == Side::Server {
             blocks.set_limit(receive.reserved() as u32);
         }

@@ -390,7 +390,7 @@ mod tests {
         let pool = PacketPool::builder().max_memory(4 << 20).build().unwrap();
         let budget = MemoryBudget::new(1 << 20);
         let first = u32::MAX - 10;
-        let mut queue = SendQueue::new(first, 64, Blocks::new(budget.account()));
+        let mut queue = SendQueue::new(first, 64, Blocks::new(budget.account_to_send()));
         let sn = |n: u32| first.wrapping_add(n);
         for n in 0..64_u8 {
             let place = queue.blocks.push(&[n], 0, true, &pool).unwrap();

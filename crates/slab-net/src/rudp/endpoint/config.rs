@@ -142,18 +142,20 @@ impl EndpointConfig {
     /// nothing to send from.) So the default cap of 64 MiB has room for 477 sessions,
     /// and 10 000 take a cap of 1.4 GB, of which only what is used is ever resident.
     ///
-    /// Windows grow within three fourths of this memory (for a long message, in seven eighths), and a grown one is given
-    /// back when its session is idle. Likewise, what is sent while nothing else is in flight may lie in all of it, and
-    /// more than that in three fourths, so that peers that take nothing leave room for new sessions; and four unread
+    /// Windows grow within three fourths of this memory (for a long message, in seven eighths, or in all of it if the rest
+    /// is what is sent), and a grown one is given back when its session is idle, or has no memory to send from. Likewise,
+    /// what is sent while nothing else of its session is in flight may lie in all of it, but for a sixteenth if other
+    /// sessions send and windows may still grow, and more than that in three fourths, so that peers that take nothing leave
+    /// room for new sessions; and four unread
     /// [datagrams](super::Connection::recv_datagram) of each session in all of it, and more in three fourths. Error
     /// correction goes on without what does not fit in three fourths. A session for which there is no memory is
     /// [refused](super::EndpointStats::refused_memory); its peer hears nothing, and times out.
     ///
     /// So two ends that are both short of memory, and send each other messages of more than 32 segments at the same time,
-    /// can wait for each other's windows to grow: what is sent has taken the memory for that. After the [idle
-    /// timeout](crate::rudp::SessionConfig::idle_timeout) some sessions end as
-    /// [`MessageTooLong`](crate::rudp::CloseReason::MessageTooLong). One of the two ends needs memory for all that is on
-    /// its way.
+    /// wait for each other's windows to grow. A message whose turn does not come within the [idle
+    /// timeout](crate::rudp::SessionConfig::idle_timeout) ends its session as
+    /// [`MessageTooLong`](crate::rudp::CloseReason::MessageTooLong): as now and then where the sixteenth has room for one
+    /// message only, and dozens of sessions wait for it.
     ///
     /// ```
     /// use slab_net::PacketPool;

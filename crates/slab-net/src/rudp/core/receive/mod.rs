@@ -301,7 +301,7 @@ impl ReceiveQueue {
         let whole = (self.window + u32::from(self.to_follow)).min(self.max_window);
         let roomy = (self.window * 2).min(self.max_window).max(whole);
         if roomy == whole || !self.try_grow(roomy, Account::reserve_spare) {
-            self.try_grow(whole, Account::reserve_promise);
+            self.try_grow(whole, Account::reserve_for_message);
         }
     }
 

@@ -265,7 +265,7 @@ impl Session {
 
     /// Frees that of the receive side. The peer is asked, so that it hears of a smaller window; an answer that it
     /// owes to an earlier question does not count.
-    fn shrink_receive(&mut self) {
+    pub(super) fn shrink_receive(&mut self) {
         self.receive.shrink();
         self.receive.narrow();
         if self.receive.is_grown_and_empty() {
