@@ -2,7 +2,7 @@
 
 use crate::common::sockets::{TIMEOUT, accept, any, fast, pool, recv, wait_until};
 use slab_net::rudp::{
-    Connection, Endpoint, MemoryBudget, OpenError, Session, SessionConfig, Side, Time,
+    Connection, Endpoint, MemoryBudget, OpenError, SendError, Session, SessionConfig, Side, Time,
 };
 use slab_net::{Packet, PacketPool};
 use std::time::Duration;
@@ -170,4 +170,56 @@ fn a_grown_window_makes_room_for_the_answer() {
     });
     assert!(took < Duration::from_secs(1), "{took:?}");
     assert!(probes <= u64::from(2 * MESSAGES + 2), "{probes}");
+}
+
+/// Where it is the pool that has nothing to send from, a smaller window would not help, and an upload would suffer.
+#[test]
+fn a_grown_window_is_kept_if_the_pool_is_empty() {
+    let pools = [(); 2].map(|()| PacketPool::builder().max_memory(8 << 20).build().unwrap());
+    let open = |side, pool| {
+        let budget = MemoryBudget::new(8 << 20);
+        Session::open(
+            7,
+            &SessionConfig::fast(),
+            side,
+            pool,
+            &budget,
+            5,
+            Time::ZERO,
+        )
+        .unwrap()
+    };
+    let mut ends = [open(Side::Client, &pools[0]), open(Side::Server, &pools[1])];
+    let mut scratch = [0; 4096];
+    let mut talk = |ends: &mut [Session; 2]| {
+        // Each may have something to say once it has heard the other.
+        for end in [0, 1].into_iter().cycle().take(20) {
+            while let Some(out) = ends[end].poll_transmit(Time::ZERO, &mut scratch, 1) {
+                let datagram = Packet::from(out.contents().to_vec());
+                ends[1 - end].handle_datagram(Time::ZERO, datagram).unwrap();
+            }
+        }
+    };
+    let long = [7; 60_000];
+    let mut windows = Vec::new();
+    for message in [&b"hello"[..], &long] {
+        ends[0].send_slice(message).unwrap();
+        talk(&mut ends);
+        assert_eq!(ends[1].recv().unwrap().len(), message.len());
+        talk(&mut ends);
+        windows.push(ends[1].reserved_bytes());
+    }
+    assert!(windows[1] > windows[0], "{windows:?}");
+
+    let mut all = Vec::new();
+    for len in [65_000, 9000, 1500, 60] {
+        all.extend(std::iter::from_fn(|| pools[1].try_alloc(len).ok()));
+    }
+    let probes = ends[1].stats().probes;
+    assert_eq!(ends[1].send_slice(b"reply"), Err(SendError::NoMemory));
+    talk(&mut ends);
+    assert_eq!(ends[1].stats().probes, probes);
+    assert_eq!(ends[1].reserved_bytes(), windows[1]);
+    drop(all);
+    ends[1].send_slice(b"reply").unwrap();
 }

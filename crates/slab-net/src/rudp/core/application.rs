@@ -85,7 +85,7 @@ impl Session {
             let (blocks, more) = (&mut self.send.blocks, framed_bytes(rest.len(), mss));
             let Some(place) = blocks.push(payload, more, alone, &self.context.pool) else {
                 self.send.take_back(segments - 1 - frg);
-                return Err(self.send_memory_error());
+                return Err(self.send_memory_error(framed_bytes(message.len(), mss)));
             };
             let frg = if stream { 0 } else { frg as u8 };
             self.send.push(place, frg);
@@ -93,15 +93,16 @@ impl Session {
         Ok(())
     }
 
-    /// There is no memory to send from. While the peer's address is not proved, that means `Blocked`: the proof
-    /// lifts the limit.
-    fn send_memory_error(&mut self) -> SendError {
+    /// There is no memory to send so many bytes from. While the peer's address is not proved, that means `Blocked`: the
+    /// proof lifts the limit.
+    fn send_memory_error(&mut self, bytes: usize) -> SendError {
         if !self.path.validated {
             return SendError::Blocked;
         }
         self.lacks_send_memory = !self.send.is_empty();
         let holds_window = self.receive.is_grown_and_empty() && !self.receive.is_narrowed();
-        if self.send.is_empty() && holds_window {
+        // Unless it is the pool that has nothing. Chunks are up to twice as large as what is in them.
+        if self.send.is_empty() && holds_window && !self.send.blocks.has_budget(2 * bytes) {
             // That may be what is missing, and the peers of others may wait for it.
             self.shrink_receive();
         }
@@ -156,7 +157,7 @@ impl Session {
             let alone = self.send.is_empty();
             let (blocks, more) = (&mut self.send.blocks, framed_bytes(behind.len(), mss));
             let Some(place) = blocks.push(payload, more, alone, &self.context.pool) else {
-                let reason = self.send_memory_error();
+                let reason = self.send_memory_error(framed_bytes(payload.len(), mss));
                 if taken == 0 {
                     return Err(reason);
                 }

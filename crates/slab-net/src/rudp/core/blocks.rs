@@ -90,6 +90,15 @@ impl Blocks {
         !limited && reserve(&mut self.account, bytes)
     }
 
+    /// Would the budget give so many bytes more to a session that has nothing in flight?
+    pub(super) fn has_budget(&mut self, bytes: usize) -> bool {
+        let has = self.reserve(bytes, true);
+        if has {
+            self.account.release(bytes);
+        }
+        has
+    }
+
     /// Bytes of pool memory in use.
     pub(super) fn reserved(&self) -> usize {
         self.account.bytes()

@@ -142,8 +142,8 @@ impl EndpointConfig {
     /// nothing to send from.) So the default cap of 64 MiB has room for 477 sessions,
     /// and 10 000 take a cap of 1.4 GB, of which only what is used is ever resident.
     ///
-    /// Windows grow within three fourths of this memory (for a long message, in seven eighths, or in all of it if the rest
-    /// is what is sent), and a grown one is given back when its session is idle, or has no memory to send from. Likewise,
+    /// Windows grow within three fourths of this memory (for a long message, in seven eighths, whatever of the rest is used
+    /// for sending), and a grown one is given back when its session is idle, or may take no more of it to send. Likewise,
     /// what is sent while nothing else of its session is in flight may lie in all of it, but for a sixteenth if other
     /// sessions send and windows may still grow, and more than that in three fourths, so that peers that take nothing leave
     /// room for new sessions; and four unread
