@@ -1,8 +1,8 @@
 //! Options of a socket that the caller sets: before a sender takes the socket, and while it is in use.
 
-#[cfg(target_os = "linux")]
-use crate::common::set_option;
 use crate::common::{LOOPBACK, pool};
+#[cfg(target_os = "linux")]
+use crate::common::{occupied, set_option};
 #[cfg(target_os = "linux")]
 use slab_net::udp::Ecn;
 use slab_net::udp::{Transmit, UdpReceiver, UdpSender};
@@ -87,10 +87,8 @@ async fn an_error_about_one_peer_is_not_told_to_whoever_sends_to_another() {
             SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_RECVERR),
         };
         set_option(&socket, level, option, 1);
-        let gone = std::net::UdpSocket::bind(any)
-            .unwrap()
-            .local_addr()
-            .unwrap();
+        let occupied = occupied(any);
+        let gone = occupied.local_addr().unwrap();
         let mut receiver = UdpReceiver::bind(any, &pool).unwrap();
         let sender = UdpSender::from_std(socket).unwrap();
         // On loopback, the answer that nobody listens there comes at once.

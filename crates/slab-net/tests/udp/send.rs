@@ -1,8 +1,8 @@
 //! Sending to real sockets: segments, replies, and what the system refuses.
 
-#[cfg(target_os = "linux")]
-use crate::common::set_option;
 use crate::common::{LOOPBACK, pool, receive};
+#[cfg(target_os = "linux")]
+use crate::common::{occupied, set_option, vacate};
 use bytes::Buf;
 use futures_util::SinkExt;
 use slab_net::udp::{
@@ -362,7 +362,8 @@ async fn without_gso_datagrams_are_sent_one_by_one() {
 async fn connection_refused_is_reported_once_to_sender_and_receiver() {
     let pool = pool();
     for source_only in [false, true] {
-        let gone = UdpReceiver::bind(LOOPBACK, &pool).unwrap().local_addr();
+        let occupied = occupied(LOOPBACK);
+        let gone = occupied.local_addr().unwrap();
         let mut client = UdpReceiver::builder(&pool)
             .coalescing(Coalescing::Off { max_datagram: 1500 })
             .source_only(source_only)
@@ -389,7 +390,8 @@ async fn connection_refused_is_reported_once_to_sender_and_receiver() {
         };
         assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
         // Once somebody listens there, it works again.
-        let mut server = UdpReceiver::bind(gone, &pool).unwrap();
+        occupied.connect(client.local_addr()).unwrap();
+        let mut server = UdpReceiver::builder(&pool).from_std(occupied).unwrap();
         while sender.send(&hello).await.is_err() {}
         let batch = server.recv_batch().await.unwrap();
         server.sender().send(&batch.reply()).await.unwrap();
@@ -412,7 +414,8 @@ async fn connection_refused_wakes_who_receives() {
     let refused = |error: std::io::Error| {
         assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
     };
-    let gone = UdpReceiver::bind(LOOPBACK, &pool).unwrap().local_addr();
+    let occupied = occupied(LOOPBACK);
+    let gone = occupied.local_addr().unwrap();
     let hello = Transmit::new(b"hello", gone);
     // The builder connects the one, and the caller has connected the other.
     let own = std::net::UdpSocket::bind(LOOPBACK).unwrap();
@@ -437,12 +440,15 @@ async fn connection_refused_wakes_who_receives() {
         // An error that a send has taken is not told again.
         sender.send(&hello).await.unwrap();
         while sender.send(&hello).await.is_ok() {}
-        let mut server = UdpReceiver::bind(gone, &pool).unwrap();
+        occupied.connect(client.local_addr()).unwrap();
+        let server = occupied.try_clone().unwrap();
+        let mut server = builder().from_std(server).unwrap();
         while sender.send(&hello).await.is_err() {}
         let batch = server.recv_batch().await.unwrap();
         server.sender().send(&batch.reply()).await.unwrap();
         assert_eq!(client.recv_batch().await.unwrap().contents(), b"hello");
         drop(server);
+        vacate(&occupied);
         let mut client = client.into_bytes_mut(1 << 20);
         sender.send(&hello).await.unwrap();
         refused(within_a_minute(client.recv()).await.unwrap_err());

@@ -1,8 +1,8 @@
 //! A pool without memory: what arrives is dropped and counted, and receiving recovers.
 
 use crate::refused::assert_refusals_wake;
-use crate::udp_common::exhaust;
 use crate::udp_common::warnings::{field, on_event};
+use crate::udp_common::{exhaust, vacate};
 use crate::{HANG, LOOPBACK, OFF, bind, bound, builder, pool};
 use slab_net::udp::{Coalescing, Transmit};
 use slab_net::{PacketPool, SizeClasses};
@@ -245,7 +245,7 @@ async fn connection_refused_wakes_who_receives_without_memory() {
     while let Some(batch) = client.try_recv_batch().unwrap() {
         held.push(batch);
     }
-    drop(peer);
+    vacate(&peer);
     assert_refusals_wake(&mut client, gone).await;
 }
 

@@ -1,7 +1,7 @@
 //! Requests that end, or that the system refuses; and errors of the socket.
 
 use crate::udp_common::warnings::{field, on_warning};
-use crate::udp_common::{fail_syscall, skipped};
+use crate::udp_common::{fail_syscall, occupied, skipped, vacate};
 use crate::{HANG, LOOPBACK, OFF, bind, bound, builder, pool};
 use slab_net::udp::{Coalescing, PacketBatch, Transmit, UdpReceiver};
 use slab_net::{PacketPool, SizeClasses};
@@ -156,7 +156,7 @@ async fn an_error_after_datagrams_is_reported_after_them_and_once() {
         for n in 0..3 {
             peer.send_to(&[n], client.local_addr()).unwrap();
         }
-        drop(peer);
+        vacate(&peer);
         // The ICMP error that nobody is there any more arrives at once.
         let hello = Transmit::new(b"hello", gone);
         client.sender().send(&hello).await.unwrap();
@@ -179,8 +179,8 @@ async fn an_error_after_datagrams_is_reported_after_them_and_once() {
         };
         assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
         assert!(client.try_recv_batch().unwrap().is_none(), "once");
-        let peer = std::net::UdpSocket::bind(gone).unwrap();
-        peer.send_to(b"again", client.local_addr()).unwrap();
+        peer.connect(client.local_addr()).unwrap();
+        peer.send(b"again").unwrap();
         let batch = tokio::time::timeout(HANG, client.recv_batch()).await;
         assert_eq!(batch.expect("hangs").unwrap().contents(), b"again");
     }
@@ -194,9 +194,8 @@ async fn an_error_from_before_is_reported_once_and_leaves_the_ring() {
     if bind(&pool, OFF).is_none() {
         return;
     }
-    let nobody = std::net::UdpSocket::bind(LOOPBACK).unwrap();
-    let refusing = nobody.local_addr().unwrap();
-    drop(nobody);
+    let occupied = occupied(LOOPBACK);
+    let refusing = occupied.local_addr().unwrap();
     let socket = std::net::UdpSocket::bind(LOOPBACK).unwrap();
     socket.connect(refusing).unwrap();
     socket.send(b"is anybody there?").unwrap();
@@ -205,8 +204,8 @@ async fn an_error_from_before_is_reported_once_and_leaves_the_ring() {
     let received = tokio::time::timeout(HANG, receiver.recv_batch()).await;
     let error = received.expect("hangs").unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
-    let somebody = std::net::UdpSocket::bind(refusing).unwrap();
-    somebody.send_to(b"now", receiver.local_addr()).unwrap();
+    occupied.connect(receiver.local_addr()).unwrap();
+    occupied.send(b"now").unwrap();
     let received = tokio::time::timeout(HANG, receiver.recv_batch()).await;
     assert_eq!(received.expect("hangs").unwrap().contents(), b"now");
 }
@@ -230,10 +229,8 @@ pub(crate) async fn assert_refusals_wake(client: &mut UdpReceiver, gone: SocketA
 #[tokio::test]
 async fn connection_refused_wakes_who_receives() {
     let pool = pool(16);
-    let gone = std::net::UdpSocket::bind(LOOPBACK)
-        .unwrap()
-        .local_addr()
-        .unwrap();
+    let occupied = occupied(LOOPBACK);
+    let gone = occupied.local_addr().unwrap();
     let Some(mut client) = bound(builder(&pool, OFF).connect(gone)) else {
         return;
     };

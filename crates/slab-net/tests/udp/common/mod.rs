@@ -51,6 +51,23 @@ pub(crate) fn skipped(what: &str, why: &io::Error) {
     let _ = writeln!(io::stderr(), "skipped: {what}: {why}");
 }
 
+/// Keeps a port of this address from other tests and takes nothing that comes there: the system answers that nobody
+/// receives, as the socket is connected to somebody else.
+#[cfg(target_os = "linux")]
+pub(crate) fn occupied(at: SocketAddr) -> UdpSocket {
+    let socket = UdpSocket::bind(at).unwrap();
+    vacate(&socket);
+    socket
+}
+
+/// Has a socket that received take nothing more, as [`occupied`].
+#[cfg(target_os = "linux")]
+pub(crate) fn vacate(socket: &UdpSocket) {
+    const DISCARD: u16 = 9;
+    let nobody = SocketAddr::new(socket.local_addr().unwrap().ip(), DISCARD);
+    socket.connect(nobody).unwrap();
+}
+
 /// Sets an option of one number, as a program may before it gives its socket away.
 #[cfg(target_os = "linux")]
 pub(crate) fn set_option(socket: &UdpSocket, level: c_int, option: c_int, value: c_int) {
