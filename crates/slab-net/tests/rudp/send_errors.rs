@@ -9,7 +9,7 @@ use libc::{c_int, c_uint, c_void, mmsghdr, sockaddr, socklen_t, ssize_t};
 use slab_core::Chunk;
 use slab_net::PacketPool;
 use slab_net::rudp::wire::{Command, HEADER_BYTES, Header};
-use slab_net::rudp::{Connection, Endpoint, EndpointConfig, SessionConfig};
+use slab_net::rudp::{CloseReason, Connection, Endpoint, EndpointConfig, SessionConfig};
 use std::cell::{Cell, RefCell};
 use std::collections::{HashSet, VecDeque};
 use std::os::fd::{AsFd, AsRawFd};
@@ -177,6 +177,26 @@ async fn what_a_failed_call_left_is_sent_at_once(config: EndpointConfig) {
     assert!(lost > 3);
 }
 
+/// The system tells of it once, and here a send is told, at once or when there is room again. (Nothing comes from the peer.)
+async fn a_refusal_that_a_send_is_told_of_ends_a_client_that_has_heard_nothing(
+    config: EndpointConfig,
+) {
+    let pool = pool();
+    let silent = tokio::net::UdpSocket::bind(any()).await.unwrap();
+    let peer = silent.local_addr().unwrap();
+    let (full, refused) = (-libc::EAGAIN, -libc::ECONNREFUSED);
+    for next in [vec![refused], vec![full, refused]] {
+        let clients = Endpoint::bind(any(), &pool, config.clone()).unwrap();
+        SOCKET.set(clients.as_fd().as_raw_fd());
+        NEXT.set(next.into());
+        let client = clients.connect(peer).unwrap();
+        client.send_slice(b"hello").await.unwrap();
+        let end = timeout(TIMEOUT, client.recv()).await.unwrap();
+        assert_eq!(end, Err(CloseReason::Refused));
+        assert!(NEXT.take().is_empty());
+    }
+}
+
 /// All that was to be sent was, or is counted.
 fn lost(clients: &Endpoint) -> u64 {
     let stats = clients.stats();
@@ -336,6 +356,7 @@ fn config() -> EndpointConfig {
 
 #[tokio::test]
 async fn plain() {
+    a_refusal_that_a_send_is_told_of_ends_a_client_that_has_heard_nothing(config()).await;
     what_a_failed_call_left_is_sent_at_once(config()).await;
     what_a_full_socket_did_not_take_is_sent_once_it_has_room(config(), false).await;
     what_there_is_no_room_for_is_counted(config()).await;
@@ -347,6 +368,7 @@ async fn plain() {
 #[tokio::test]
 async fn encrypted() {
     let config = config().aes_gcm(slab_net::rudp::crypto::AesGcm::new(&[7; 32]).unwrap());
+    a_refusal_that_a_send_is_told_of_ends_a_client_that_has_heard_nothing(config.clone()).await;
     what_a_failed_call_left_is_sent_at_once(config.clone()).await;
     what_a_full_socket_did_not_take_is_sent_once_it_has_room(config.clone(), false).await;
     what_there_is_no_room_for_is_counted(config.clone()).await;
