@@ -4,7 +4,7 @@
 mod common;
 
 use common::MODES;
-use slab_core::{MAX_CHUNK_ALIGN, Mode, SizeClasses, SlabPool};
+use slab_core::{ConfigError, MAX_CHUNK_ALIGN, Mode, SizeClasses, SlabPool};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
@@ -15,6 +15,8 @@ struct CountingAllocator;
 thread_local! {
     static HEAP_BYTES: Cell<isize> = const { Cell::new(0) };
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+    /// What this thread may have of it.
+    static MOST_BYTES: Cell<isize> = const { Cell::new(isize::MAX) };
 }
 
 #[cfg(all(target_os = "linux", not(miri)))]
@@ -25,6 +27,9 @@ fn is_mapped(layout: Layout) -> bool {
 // SAFETY: all is left to `System`, but for large blocks, which are mappings.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if HEAP_BYTES.get() + layout.size() as isize > MOST_BYTES.get() {
+            return std::ptr::null_mut();
+        }
         HEAP_BYTES.set(HEAP_BYTES.get() + layout.size() as isize);
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
         #[cfg(all(target_os = "linux", not(miri)))]
@@ -109,6 +114,29 @@ fn small_pool_in_lent_memory_takes_what_the_documentation_says() {
             drop(pool);
             assert!(HEAP_BYTES.get() <= before);
         }
+    }
+}
+
+/// As where it has none for a table. In a program that has no system it would be the end of it.
+#[test]
+fn heap_without_room_for_the_pool_itself_is_an_error_and_the_memory_comes_back() {
+    let mut memory = Box::leak(Box::<[u8]>::new_uninit_slice(256 << 10));
+    for mode in MODES {
+        let address = memory.as_ptr();
+        let other = Box::leak(Box::<[u8]>::new_uninit_slice(256 << 10));
+        let before = HEAP_BYTES.get();
+        let pool = builder().mode(mode).build_in(other).unwrap();
+        let needed = HEAP_BYTES.get() - before;
+        drop(pool);
+        // Of this, the pool itself is 30 KiB.
+        MOST_BYTES.set(before + needed - (15 << 10));
+        let refused = builder().mode(mode).build_in(memory);
+        MOST_BYTES.set(isize::MAX);
+        let refused = refused.unwrap_err();
+        assert!(matches!(refused.error(), ConfigError::Reserve { .. }));
+        memory = refused.into_memory();
+        assert_eq!((memory.as_ptr(), memory.len()), (address, 256 << 10));
+        assert_eq!(HEAP_BYTES.get(), before, "{mode:?}");
     }
 }
 

@@ -414,7 +414,7 @@ impl SlabPoolBuilder {
 
     /// Builds the pool: reserves its address range. Little memory is used yet (16 bytes a slab), unless
     /// [`backing`](Self::backing) asks for it; but without `mmap`, or the feature `std`, all of it is taken from
-    /// the heap. Building takes some 80 KiB of the stack, in a debug build 160 KiB.
+    /// the heap. Building takes some 80 KiB of the stack, in a debug build 180 KiB.
     ///
     /// # Errors
     /// A cap that does not hold one slab (in [`Mode::Ring`]: one a class) or cannot be addressed,

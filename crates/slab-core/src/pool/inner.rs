@@ -49,6 +49,8 @@ use crate::thread_cache::magazine::Tally;
 use crate::thread_cache::registry::magazines;
 use alloc::boxed::Box;
 use alloc::sync::{Arc, Weak};
+use core::alloc::Layout;
+use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 
 /// The most threads that have magazines in one pool at the same time; further ones work without.
@@ -190,6 +192,17 @@ fn next_id() -> u64 {
     NEXT.fetch_add(1, core::sync::atomic::Ordering::Relaxed)
 }
 
+/// Room for a value in a box, or what the system would answer: out of memory.
+fn room_on_heap<T>() -> Result<Box<MaybeUninit<T>>, i32> {
+    const ENOMEM: i32 = 12;
+    const { assert!(size_of::<T>() > 0) };
+    // SAFETY: the layout is not empty, as just asserted.
+    let at = unsafe { alloc::alloc::alloc(Layout::new::<T>()) };
+    let at = NonNull::new(at.cast::<MaybeUninit<T>>()).ok_or(ENOMEM)?;
+    // SAFETY: a block of the global allocator, with the layout of what the box is for, and nobody else's.
+    Ok(unsafe { Box::from_raw(at.as_ptr()) })
+}
+
 impl Inner {
     /// Builds a pool; returns the one handle whose drop closes it.
     pub(crate) fn open(
@@ -270,7 +283,11 @@ impl Inner {
             .map(|one_in| Tracker::new(arena.bytes(), one_in))
             .transpose()
             .map_err(reserve_error)?;
-        let mut inner = Box::new(Self {
+        // The largest block beside the tables. Where the heap has no room for it that is an error, as for these: without
+        // an operating system the heap may be small, and the memory that was lent comes back.
+        let mut place = room_on_heap::<Self>().map_err(reserve_error)?;
+        // By its pointer: the box's own method takes twice as much of the stack in a debug build.
+        let value = Self {
             id: next_id(),
             base: arena.base(),
             counts,
@@ -297,7 +314,11 @@ impl Inner {
             tracker,
             oversize: Oversize::new(options.max_oversize_memory, options.zero_on_free),
             name: options.name.as_str().into(),
-        });
+        };
+        // SAFETY: the box's own place.
+        unsafe { place.as_mut_ptr().write(value) };
+        // SAFETY: just written.
+        let mut inner = unsafe { place.assume_init() };
         let handle = Arc::new_cyclic(|home| {
             inner.home = Weak::clone(home);
             let inner = NonNull::from(Box::leak(inner));
