@@ -254,20 +254,72 @@ fn compact_uses_the_configured_ratio() {
 }
 
 #[test]
-fn compact_keeps_the_packet_if_the_pool_is_exhausted() {
-    let pool = PacketPool::builder()
-        .size_classes(SizeClasses::explicit(&[64, 4096]).unwrap())
-        .max_memory(65_536)
-        .build()
-        .unwrap();
-    let packet = packet(&pool, &[1; 4096]).slice(..10);
-    let at = packet.as_ptr();
-    let packet = pool.compact(packet);
-    assert_eq!(packet.as_ptr(), at);
+fn compact_of_an_exhausted_pool_takes_heap_within_its_limit() {
+    let builder = || {
+        PacketPool::builder()
+            .size_classes(SizeClasses::explicit(&[64, 4096]).unwrap())
+            .max_memory(65_536)
+            .headroom(32)
+    };
+    let pool = builder().max_heap_memory(64 + 63).build().unwrap();
+    let whole = pool.try_alloc(4000).unwrap();
+    let [first, second] = [10, 20].map(|len| {
+        let mut buf = pool.try_alloc(4000).unwrap();
+        buf.resize(4000, len);
+        buf.freeze().slice(..usize::from(len))
+    });
+    let copy = pool.compact(first);
+    assert_eq!((&copy[..], copy.pinned_bytes()), (&[10; 10][..], 54));
+    assert_eq!(pool.slab().stats().in_use(), 2, "its chunk is free");
+    // The copy takes the least that a block counts as, and has no headroom, as one in the pool.
+    assert_eq!(pool.packet_stats().heap_bytes, 64);
+    let at = second.as_ptr();
+    let kept = pool.compact(second);
+    assert_eq!(kept.as_ptr(), at);
     let stats = pool.packet_stats();
-    assert_eq!((stats.compacted, stats.compact_refused), (0, 1));
+    assert_eq!((stats.compacted, stats.compact_refused), (1, 1));
+    assert_eq!(stats.compacted_bytes, 4096 - 64);
     assert_eq!(stats.compact_refused_bytes, 4096 - 64);
-    assert_eq!((stats.heap_fallbacks, stats.heap_bytes), (0, 0));
+    assert_eq!((stats.heap_fallbacks, stats.heap_refused), (1, 0));
+    let copy = copy.try_into_mut().unwrap();
+    assert_eq!(copy.headroom(), 0);
+    drop(copy);
+    assert_eq!(pool.packet_stats().heap_bytes, 0);
+    assert_eq!(pool.compact(kept).pinned_bytes(), 44);
+    drop(whole);
+
+    let without = builder().max_heap_memory(0).build().unwrap();
+    let packet = packet(&without, &[1; 4000]).slice(..10);
+    let at = packet.as_ptr();
+    assert_eq!(without.hold(packet).as_ptr(), at);
+    let stats = without.packet_stats();
+    assert_eq!((stats.compacted, stats.compact_refused), (0, 1));
+    assert_eq!((stats.heap_fallbacks, stats.heap_refused), (0, 0));
+}
+
+/// They would fill it for good if what is newer pushes out what is older: nothing newer could be received.
+#[test]
+fn packets_kept_of_a_burst_leave_the_pool_to_what_comes_next() {
+    let pool = PacketPool::builder().max_memory(1 << 20).build().unwrap();
+    let mut burst = Vec::new();
+    while let Ok(mut buf) = pool.try_alloc(65_536) {
+        buf.resize(65_536, burst.len() as u8);
+        burst.push(buf.freeze());
+    }
+    assert_eq!(burst.len(), 16);
+    let kept: Vec<_> = burst
+        .drain(..)
+        .map(|packet| pool.hold(packet.slice(..1200)))
+        .collect();
+    for (number, packet) in (0..).zip(&kept) {
+        assert_eq!(packet[..], [number; 1200]);
+    }
+    let stats = pool.packet_stats();
+    assert_eq!((stats.held_bytes, stats.compact_refused), (16 * 1200, 0));
+    assert!(stats.pinned_bytes <= 16 * 80, "{stats:?}");
+    assert!(pool.try_alloc(65_536).is_ok());
+    drop(kept);
+    assert_eq!(pool.packet_stats().heap_bytes, 0);
 }
 
 #[test]

@@ -42,11 +42,11 @@ use tracing::{Instrument, Span};
 /// The `try_*` methods return the [`AllocError`] and take memory from nowhere else;
 /// [`alloc`](Self::alloc) waits, first come, first served, until memory is freed. Methods that cannot
 /// return an error ([`with_capacity`](Self::with_capacity), and everything that [`bytes::BytesMut`]
-/// has, such as [`PacketBuf::reserve`]) fall back to the heap for that one buffer. So do requests above
-/// the largest size class, and those for which the system refuses the pool memory. Fallbacks are counted in
+/// has, such as [`PacketBuf::reserve`]) fall back to the heap for that one buffer, and so does
+/// [`compact`](Self::compact), which frees a larger one. So do requests above the largest size class, and those for which the system refuses the pool memory. Fallbacks are counted in
 /// [`packet_stats`](Self::packet_stats), and reported by a `tracing` warning whenever their number has
 /// doubled. The builder can set a [limit](PacketPoolBuilder::max_heap_memory) on them (by default there is
-/// none); beyond it these methods panic. Code that must stay within the cap uses the `try_*` methods.
+/// none); beyond it these methods panic, but for `compact`. Code that must stay within the cap uses the `try_*` methods.
 ///
 /// # Lifetime
 ///
@@ -330,6 +330,17 @@ impl PacketPool {
         Ok(PacketBuf::from_heap(block, self.headroom))
     }
 
+    /// Allocates a buffer on the heap, without headroom and tailroom, for a copy that need not be made: `None` if the
+    /// limit leaves no room, which is no refusal.
+    #[cold]
+    fn heap_copy_room(&self, len: usize) -> Option<PacketBuf> {
+        if self.settings.heap_left() < len.max(HeapBlock::MIN_BYTES) as u64 {
+            return None;
+        }
+        let block = HeapBlock::fallback(len, len, Arc::clone(&self.settings)).ok()?;
+        Some(PacketBuf::from_heap(block, 0))
+    }
+
     /// Whether the heap limit leaves, at this moment, a buffer of this capacity.
     pub(super) fn heap_leaves(&self, capacity: usize) -> bool {
         let block = capacity.saturating_add(self.room());
@@ -414,9 +425,10 @@ impl PacketPool {
     /// retained after the others that share its buffer are gone: the last one pins the whole buffer. The
     /// copy has no headroom, and no tailroom beyond what rounding to the size class gives.
     ///
-    /// If the pool cannot serve the copy, the packet is returned unchanged: this is counted in
-    /// [`packet_stats`](Self::packet_stats), and by the slab pool as a refused allocation. It never
-    /// falls back to the heap.
+    /// If the pool cannot serve the copy, the heap does, by [the pool's rules](Self#when-the-pool-is-at-its-cap): packets
+    /// that were kept as they are could take the whole pool, and nothing more would be received. If the heap limit leaves
+    /// no room for it, the packet is returned unchanged; this is counted in [`packet_stats`](Self::packet_stats). The slab
+    /// pool counts a refused allocation either way.
     ///
     /// ```
     /// # use slab_net::PacketPool;
@@ -444,19 +456,44 @@ impl PacketPool {
         let Some(gain @ 1..) = gain else {
             return packet;
         };
-        let copy = self.slab.try_alloc(len);
-        self.settings.count_compaction(copy.is_ok(), gain as u64);
-        let Ok(chunk) = copy else {
+        let chunk = self.slab.try_alloc(len).ok();
+        let copy = chunk.map(|chunk| PacketBuf::from_chunk(chunk, 0));
+        let copy = copy.or_else(|| self.heap_copy_room(len));
+        self.settings.count_compaction(copy.is_some(), gain as u64);
+        let Some(mut buf) = copy else {
             return packet;
         };
-        let mut buf = PacketBuf::from_chunk(chunk, 0);
         buf.extend_from_slice(&packet);
         buf.freeze()
     }
 
     /// Retains a packet: [compacts](Self::compact) it, and counts it in
-    /// [`packet_stats`](Self::packet_stats) until it is dropped or released. Allocates nothing on the
-    /// heap; has no limit of its own, since the caller's collection of packets has one.
+    /// [`packet_stats`](Self::packet_stats) until it is dropped or released. Has no limit of its own, since the caller's
+    /// collection of packets has one.
+    ///
+    /// In a pool without a heap in its place ([`max_heap_memory`](PacketPoolBuilder::max_heap_memory)) that is at its
+    /// cap, a packet goes on pinning its receive buffer. One in each buffer keeps such a pool full: nothing is received, and
+    /// if only newer packets push out the old ones, that never ends. Let go of what pins too much there; the memory of a
+    /// few is enough for the next ones to be copied:
+    ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// let pool = PacketPool::builder().max_memory(512 << 10).max_heap_memory(0).build()?;
+    /// let mut queued = Vec::new(); // what was received in a burst: the pool is full
+    /// while let Ok(mut buf) = pool.try_alloc(65_536) {
+    ///     buf.resize(65_536, 7);
+    ///     queued.push(buf.freeze());
+    /// }
+    /// let mut kept = Vec::new();
+    /// for packet in queued {
+    ///     let held = pool.hold(packet.slice(..1000));
+    ///     if held.pinned_bytes() <= 4096 {
+    ///         kept.push(held);
+    ///     }
+    /// }
+    /// assert!(!kept.is_empty() && pool.try_alloc(65_536).is_ok());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn hold(&self, packet: Packet) -> HeldPacket {
@@ -512,7 +549,7 @@ pub struct PacketPoolStats {
     /// packets shared is counted for each that was copied, and is free only once no other is left: so the sum can be far
     /// above what the pool has.
     pub compacted_bytes: u64,
-    /// Packets that were not copied because the pool had no memory for it, so far.
+    /// Packets that were not copied because the pool had no memory for it and its heap limit left none, so far.
     pub compact_refused: u64,
     /// Memory in bytes that those packets go on to keep in use beyond what their copies would, so far; counted as above.
     pub compact_refused_bytes: u64,
