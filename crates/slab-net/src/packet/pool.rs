@@ -326,7 +326,8 @@ impl PacketPool {
             return Err(Refusal::Overflow);
         }
         let most = most.saturating_add(room).min(largest);
-        let block = HeapBlock::fallback(least, most, Arc::clone(&self.settings))?;
+        let block = HeapBlock::fallback(least, most, Arc::clone(&self.settings));
+        let block = block.inspect_err(|_| self.settings.count_heap_refusal())?;
         Ok(PacketBuf::from_heap(block, self.headroom))
     }
 
@@ -334,9 +335,6 @@ impl PacketPool {
     /// limit leaves no room, which is no refusal.
     #[cold]
     fn heap_copy_room(&self, len: usize) -> Option<PacketBuf> {
-        if self.settings.heap_left() < len.max(HeapBlock::MIN_BYTES) as u64 {
-            return None;
-        }
         let block = HeapBlock::fallback(len, len, Arc::clone(&self.settings)).ok()?;
         Some(PacketBuf::from_heap(block, 0))
     }

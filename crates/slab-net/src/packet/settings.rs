@@ -102,15 +102,13 @@ impl Settings {
             (sum <= self.max_heap_memory).then_some(sum)
         };
         let relaxed = Ordering::Relaxed;
-        if self
-            .heap_bytes
-            .fetch_update(relaxed, relaxed, admit)
-            .is_err()
-        {
-            self.heap_refused.fetch_add(1, relaxed);
-            return Err(Refusal::HeapLimit);
-        }
-        Ok(bytes)
+        let admitted = self.heap_bytes.fetch_update(relaxed, relaxed, admit);
+        admitted.map(|_| bytes).map_err(|_| Refusal::HeapLimit)
+    }
+
+    /// Counts a block that the limit refused to a call that needed it.
+    pub(super) fn count_heap_refusal(&self) {
+        self.heap_refused.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Counts a heap block, and logs some of them, which calls foreign code that may panic.
