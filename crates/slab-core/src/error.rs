@@ -90,9 +90,10 @@ pub enum ConfigError {
         /// The system's error number.
         errno: i32,
     },
-    /// The operating system would not reserve the address range.
+    /// The operating system would not reserve the address range; or it, or the heap, has no memory for the pool's tables.
     Reserve {
-        /// The bytes of the pool's memory. What was refused may also be one of the tables beside it, which are smaller.
+        /// The bytes of the pool's memory. What was refused may also be one of the tables beside it, which are mostly
+        /// smaller.
         bytes: usize,
         /// The system's error number.
         errno: i32,
@@ -165,7 +166,7 @@ impl fmt::Display for ConfigError {
             ),
             Self::Reserve { bytes, errno } => write!(
                 f,
-                "the operating system refused address space for a pool of {bytes} bytes or for its tables (os error {errno})"
+                "there is no address space for a pool of {bytes} bytes, or no memory for its tables (os error {errno})"
             ),
         }
     }

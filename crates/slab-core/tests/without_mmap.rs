@@ -140,6 +140,29 @@ fn heap_without_room_for_the_pool_itself_is_an_error_and_the_memory_comes_back()
     }
 }
 
+/// Of its slabs there are tables as long as it is large.
+#[test]
+#[cfg(not(miri))]
+fn heap_without_room_for_the_slabs_of_a_large_pool_is_an_error() {
+    const CAP: usize = 64 << 20;
+    let mut memory = Box::leak(Box::<[u8]>::new_uninit_slice(CAP));
+    for mode in MODES {
+        let other = Box::leak(Box::<[u8]>::new_uninit_slice(CAP));
+        let before = HEAP_BYTES.get();
+        let pool = builder().mode(mode).build_in(other).unwrap();
+        let needed = HEAP_BYTES.get() - before;
+        drop(pool);
+        // From what the pool itself takes to what the map of free chunks takes.
+        for missing in (1..48).map(|kib| kib << 10) {
+            MOST_BYTES.set(before + needed - missing);
+            let refused = builder().mode(mode).build_in(memory);
+            MOST_BYTES.set(isize::MAX);
+            memory = refused.unwrap_err().into_memory();
+            assert_eq!(HEAP_BYTES.get(), before, "{mode:?}");
+        }
+    }
+}
+
 /// As the system says of the page of each chunk.
 #[test]
 #[cfg(all(target_os = "linux", not(miri)))]

@@ -468,7 +468,8 @@ impl SlabPoolBuilder {
     /// ```
     ///
     /// # Errors
-    /// As `build`, with the memory, which the caller gets back.
+    /// As `build`, with the memory, which the caller gets back. A heap without room for the bookkeeping is an error, too, but
+    /// for its first 13 KiB and some blocks of a few hundred bytes: for these it ends the program, as for any other.
     pub fn build_in(
         self,
         memory: &'static mut [MaybeUninit<u8>],

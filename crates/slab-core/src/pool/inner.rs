@@ -283,8 +283,8 @@ impl Inner {
             .map(|one_in| Tracker::new(arena.bytes(), one_in))
             .transpose()
             .map_err(reserve_error)?;
-        // The largest block beside the tables. Where the heap has no room for it that is an error, as for these: without
-        // an operating system the heap may be small, and the memory that was lent comes back.
+        // Where the heap has no room for it that is an error, as for the tables: without an operating system the heap may
+        // be small, and the memory that was lent comes back.
         let mut place = room_on_heap::<Self>().map_err(reserve_error)?;
         // By its pointer: the box's own method takes twice as much of the stack in a debug build.
         let value = Self {

@@ -17,6 +17,7 @@ use crate::directory;
 use crate::pool::builder::Mode;
 use crate::pool::inner::Inner;
 use crate::sync::AtomicU32;
+use crate::sys::room_for;
 use alloc::vec::Vec;
 use core::ptr::NonNull;
 use ring::Ring;
@@ -52,10 +53,17 @@ impl Singles {
         population: impl Fn(u8) -> usize,
     ) -> Result<Self, i32> {
         Ok(match mode {
-            Mode::DepotOnly => Self::Stacks((0..classes).map(|_| Stack::new()).collect()),
+            Mode::DepotOnly => {
+                let mut stacks = room_for(classes.into())?;
+                stacks.resize_with(classes.into(), Stack::new);
+                Self::Stacks(stacks)
+            }
             Mode::Ring => {
-                let rings = (0..classes).map(|class| Ring::new(population(class)));
-                Self::Rings(rings.collect::<Result<_, _>>()?)
+                let mut rings = room_for(classes.into())?;
+                for class in 0..classes {
+                    rings.push(Ring::new(population(class))?);
+                }
+                Self::Rings(rings)
             }
             Mode::ThreadCached | Mode::Locked => Self::None,
         })

@@ -28,8 +28,8 @@ use crate::arena::{Arena, CommitRefused};
 use crate::class::MAX_CLASSES;
 use crate::class::geometry::ClassTable;
 use crate::error::AllocError;
-use crate::sys::asan;
-use alloc::{vec, vec::Vec};
+use crate::sys::{asan, room_for};
+use alloc::vec::Vec;
 use growth::Growth;
 use outside::Outside;
 use stored::StoredMap;
@@ -135,24 +135,24 @@ pub(crate) struct Carved {
 
 impl Slabs {
     /// # Errors
-    /// The system's error number, if it would not give memory for the map of free chunks.
+    /// The system's error number, if it would not give memory for the slabs or for the map of free chunks.
     pub(crate) fn new(arena: &Arena, classes: usize, growth: Growth) -> Result<Self, i32> {
+        let mut table = room_for(arena.slabs())?;
+        let unused = Slab {
+            class: UNUSED,
+            last_class: UNUSED,
+            fresh: false,
+            carved: 0,
+            free: 0,
+            trimmed: false,
+            uncarved_resident: false,
+        };
+        table.resize(arena.slabs(), unused);
         Ok(Self {
             stored: StoredMap::new(arena, classes)?,
-            table: vec![
-                Slab {
-                    class: UNUSED,
-                    last_class: UNUSED,
-                    fresh: false,
-                    carved: 0,
-                    free: 0,
-                    trimmed: false,
-                    uncarved_resident: false,
-                };
-                arena.slabs()
-            ],
+            table,
             backed: 0,
-            unused: Vec::with_capacity(arena.slabs()),
+            unused: room_for(arena.slabs())?,
             unused_released: 0,
             classes: [ClassSlabs {
                 current: NONE,

@@ -7,7 +7,8 @@
 
 use crate::arena::Arena;
 use crate::sync::Table;
-use alloc::{vec, vec::Vec};
+use crate::sys::room_for;
+use alloc::vec::Vec;
 use core::ops::Range;
 
 const WORD_BITS: usize = u64::BITS as usize;
@@ -35,11 +36,13 @@ impl StoredMap {
         let words_per_slab = slab_units / WORD_BITS;
         let words = arena.slabs() * words_per_slab;
         let row_words = arena.slabs().div_ceil(WORD_BITS);
+        let mut slabs = room_for(classes * row_words)?;
+        slabs.resize(classes * row_words, 0);
         Ok(Self {
             bits: Table::new(words)?,
             words: Table::new(words.div_ceil(WORD_BITS))?,
             words_per_slab,
-            slabs: vec![0; classes * row_words],
+            slabs,
             row_words,
         })
     }

@@ -4,6 +4,8 @@
 //! `unix` maps anonymous memory. `heap` takes the whole range from the global allocator at once,
 //! zeroed; it serves Miri, models, builds without `std` and systems without `mmap`.
 
+use alloc::vec::Vec;
+
 /// The most parts of a region that are given back by one call.
 pub(crate) const RELEASE_MAX: usize = 64;
 
@@ -20,10 +22,21 @@ mod heap;
 #[cfg(not(all(unix, feature = "std", not(any(miri, loom, shuttle)))))]
 pub(crate) use heap::*;
 
+/// A vector with room for so many: where the heap has none for it, as without an operating system, an error, and not the
+/// program's end.
+///
+/// # Errors
+/// What the system would answer: out of memory.
+pub(crate) fn room_for<T>(len: usize) -> Result<Vec<T>, i32> {
+    const ENOMEM: i32 = 12;
+    let mut room = Vec::new();
+    room.try_reserve_exact(len).map_err(|_| ENOMEM)?;
+    Ok(room)
+}
+
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
-    use super::{RELEASE_MAX, Region};
-    use alloc::vec::Vec;
+    use super::{RELEASE_MAX, Region, Vec};
 
     #[test]
     fn committed_memory_is_zero_and_released_memory_is_zero_again() {
