@@ -297,6 +297,21 @@ fn compact_of_an_exhausted_pool_takes_heap_within_its_limit() {
     assert_eq!((stats.heap_fallbacks, stats.heap_refused), (0, 0));
 }
 
+/// A chunk would be larger.
+#[test]
+fn a_copy_on_the_heap_is_counted_as_what_it_is() {
+    let classes = SizeClasses::explicit(&[64, 32_768, 65_536]).unwrap();
+    let pool = PacketPool::builder().size_classes(classes);
+    let pool = pool.max_memory(256 << 10).build().unwrap();
+    let all: Vec<_> = std::iter::from_fn(|| pool.try_zeroed(65_536).ok()).collect();
+    let copies = all
+        .into_iter()
+        .map(|buf| pool.compact(buf.freeze().slice(..100)));
+    let first = { copies }.next().unwrap();
+    assert_eq!(first.pinned_bytes(), 0);
+    assert_eq!(pool.packet_stats().compacted_bytes, 65_536 - 100);
+}
+
 /// They would fill it for good if what is newer pushes out what is older: nothing newer could be received.
 #[test]
 fn packets_kept_of_a_burst_leave_the_pool_to_what_comes_next() {

@@ -258,7 +258,11 @@ impl HeapBlock {
     ) -> Result<Self, Refusal> {
         let capacity =
             pool.admit_heap_block(least.max(Self::MIN_BYTES), most.max(Self::MIN_BYTES))?;
-        let vec = Vec::with_capacity(capacity);
+        let mut vec = Vec::new();
+        if vec.try_reserve_exact(capacity).is_err() {
+            pool.heap_block_freed(capacity);
+            return Err(Refusal::OutOfMemory { bytes: capacity });
+        }
         // A boxed slice of this length would take as much, since the elements are bytes.
         debug_assert_eq!(vec.capacity(), capacity);
         let mut block = Self::from_vec(vec);

@@ -7,6 +7,7 @@ use super::held::HeldPacket;
 use super::owner::HeapBlock;
 use super::settings::{self, Refusal, Settings};
 use bytes::BufMut;
+use core::alloc::Layout;
 use core::fmt;
 use core::future::poll_fn;
 use core::pin::pin;
@@ -54,7 +55,8 @@ use tracing::{Instrument, Span};
 /// sessions of [RUDP](crate::rudp), [held](Self::hold) packets, and buffers that the heap serves in its place. A
 /// buffer that outlives all of them grows into the [process-wide pool](Self::default_pool); or, if the
 /// application kept a [`SlabPool`] handle, into that slab pool as [`PacketPool::from`] wraps it, without headroom,
-/// tailroom and heap limit. So keep a handle for as long as buffers grow. A [`Packet`] needs none.
+/// tailroom and heap limit. So keep a handle for as long as buffers grow. A [`Packet`] needs none, but to be
+/// [compacted](Packet::compact) within the pool's heap limit, and counted.
 #[derive(Clone)]
 pub struct PacketPool {
     slab: SlabPool,
@@ -327,12 +329,17 @@ impl PacketPool {
         }
         let most = most.saturating_add(room).min(largest);
         let block = HeapBlock::fallback(least, most, Arc::clone(&self.settings));
+        if let Err(Refusal::OutOfMemory { bytes }) = block {
+            // As for any other allocation whose caller expects no error.
+            let layout = Layout::array::<u8>(bytes).expect("no more than `largest`");
+            std::alloc::handle_alloc_error(layout);
+        }
         let block = block.inspect_err(|_| self.settings.count_heap_refusal())?;
         Ok(PacketBuf::from_heap(block, self.headroom))
     }
 
     /// Allocates a buffer on the heap, without headroom and tailroom, for a copy that need not be made: `None` if the
-    /// limit leaves no room, which is no refusal.
+    /// limit leaves no room, which is no refusal, or if the heap has none, which is not the end of the program.
     #[cold]
     fn heap_copy_room(&self, len: usize) -> Option<PacketBuf> {
         let block = HeapBlock::fallback(len, len, Arc::clone(&self.settings)).ok()?;
@@ -419,14 +426,15 @@ impl PacketPool {
     ///
     /// A packet is copied if its memory is more than
     /// [`compact_ratio`](PacketPoolBuilder::compact_ratio) times as large as the packet, and the copy's
-    /// would be smaller; an empty packet just releases its memory. This pays for a packet that is
-    /// retained after the others that share its buffer are gone: the last one pins the whole buffer. The
+    /// would be smaller; one above the largest size class never is. An empty packet just releases its memory. This pays for
+    /// a packet that is retained after the others that share its buffer are gone: the last one pins the whole buffer. The
     /// copy has no headroom, and no tailroom beyond what rounding to the size class gives.
     ///
-    /// If the pool cannot serve the copy, the heap does, by [the pool's rules](Self#when-the-pool-is-at-its-cap): packets
-    /// that were kept as they are could take the whole pool, and nothing more would be received. If the heap limit leaves
-    /// no room for it, the packet is returned unchanged; this is counted in [`packet_stats`](Self::packet_stats). The slab
-    /// pool counts a refused allocation either way.
+    /// If the pool has no memory for the copy, the heap serves it, by [the pool's
+    /// rules](Self#when-the-pool-is-at-its-cap): packets that were kept as they are could take the whole pool, and nothing
+    /// more would be received. If the heap limit leaves no room for it, or the heap has none, the packet is returned
+    /// unchanged; this is counted in [`packet_stats`](Self::packet_stats). The slab pool counts a refused allocation either
+    /// way.
     ///
     /// ```
     /// # use slab_net::PacketPool;
@@ -457,12 +465,16 @@ impl PacketPool {
         let chunk = self.slab.try_alloc(len).ok();
         let copy = chunk.map(|chunk| PacketBuf::from_chunk(chunk, 0));
         let copy = copy.or_else(|| self.heap_copy_room(len));
-        self.settings.count_compaction(copy.is_some(), gain as u64);
         let Some(mut buf) = copy else {
+            self.settings.count_compaction(false, gain as u64);
             return packet;
         };
         buf.extend_from_slice(&packet);
-        buf.freeze()
+        let copy = buf.freeze();
+        // A block of the heap is no longer than the packet, where a chunk may be.
+        let gain = occupied - copy.occupied_bytes();
+        self.settings.count_compaction(true, gain as u64);
+        copy
     }
 
     /// Retains a packet: [compacts](Self::compact) it, and counts it in
@@ -471,8 +483,9 @@ impl PacketPool {
     ///
     /// In a pool without a heap in its place ([`max_heap_memory`](PacketPoolBuilder::max_heap_memory)) that is at its
     /// cap, a packet goes on pinning its receive buffer. One in each buffer keeps such a pool full: nothing is received, and
-    /// if only newer packets push out the old ones, that never ends. Let go of what pins too much there; the memory of a
-    /// few is enough for the next ones to be copied:
+    /// if only newer packets push out the old ones, that never ends. Let go of what pins too much there. Further ones are
+    /// copied once a slab is free as a whole: of buffers of 64 KiB after the first four, if they are let go in the order in
+    /// which the pool first handed them out; in random order a third of a large pool may go before.
     ///
     /// ```
     /// # use slab_net::PacketPool;

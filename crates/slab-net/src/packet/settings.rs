@@ -162,6 +162,8 @@ pub(super) enum Refusal {
     Overflow,
     /// The pool's limit on heap bytes is reached.
     HeapLimit,
+    /// The global allocator has no such block.
+    OutOfMemory { bytes: usize },
 }
 
 impl Refusal {
@@ -177,6 +179,9 @@ impl fmt::Display for Refusal {
             Self::Overflow => "capacity overflow: a packet buffer has at most u32::MAX bytes",
             Self::HeapLimit => {
                 "the packet pool cannot serve the buffer, and its heap limit is reached"
+            }
+            Self::OutOfMemory { .. } => {
+                "neither the packet pool nor the heap has memory for the buffer"
             }
         })
     }
