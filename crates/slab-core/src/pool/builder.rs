@@ -142,8 +142,8 @@ impl SlabPoolBuilder {
     /// were each shared at some time take up to a seventh of their memory (14 % as measured), larger ones less. Without
     /// the feature `std`, room for all of it is taken from the heap when the pool is built: of a cap that is a power of
     /// two, a fifth if the smallest chunks have 64 bytes, in [`Mode::Ring`] a third, and up to 180 KiB more, which counts
-    /// below 4 MiB: of 256 KiB it is 63 %, or 76 % (of chunks of 1536 bytes 40 or 41 %), and with many classes up to nine tenths;
-    /// of a cap just above a power of two, up to three fifths more.
+    /// below 4 MiB: of 256 KiB it is 63 %, or 76 % (of chunks of 1536 bytes 40 or 41 %), and with many classes up to nine
+    /// tenths; of a cap just above a power of two, up to three fifths more.
     /// While it is being built it takes 13 KiB more; from an allocator that takes nothing back, with the gaps that alignment
     /// leaves, up to 36 KiB more, in [`Mode::Ring`] another 4 KiB for each class. Default: 64 MiB.
     ///

@@ -122,8 +122,8 @@ impl PacketPoolBuilder {
 
     /// Sets how many bytes of heap may stand in for the pool at one time, when a method that returns no
     /// error finds the pool at its cap or asks for more than the largest size class; beyond that, these
-    /// methods panic, and [`compact`](PacketPool::compact) leaves a packet as it is. A buffer counts as at least 64 bytes; its bookkeeping, some 50, comes on top. 0 keeps buffers off
-    /// the heap altogether. Default: no limit.
+    /// methods panic, and [`compact`](PacketPool::compact) leaves a packet as it is. A buffer counts as at least 64 bytes;
+    /// its bookkeeping, some 50, comes on top. 0 keeps buffers off the heap altogether. Default: no limit.
     ///
     /// An RUDP session uses it, and does not panic, for a message above the largest size class, and to tell the peer
     /// that it sends no more.

@@ -44,10 +44,11 @@ use tracing::{Instrument, Span};
 /// [`alloc`](Self::alloc) waits, first come, first served, until memory is freed. Methods that cannot
 /// return an error ([`with_capacity`](Self::with_capacity), and everything that [`bytes::BytesMut`]
 /// has, such as [`PacketBuf::reserve`]) fall back to the heap for that one buffer, and so does
-/// [`compact`](Self::compact), which frees a larger one. So do requests above the largest size class, and those for which the system refuses the pool memory. Fallbacks are counted in
-/// [`packet_stats`](Self::packet_stats), and reported by a `tracing` warning whenever their number has
-/// doubled. The builder can set a [limit](PacketPoolBuilder::max_heap_memory) on them (by default there is
-/// none); beyond it these methods panic, but for `compact`. Code that must stay within the cap uses the `try_*` methods.
+/// [`compact`](Self::compact), which frees a larger one. So do requests above the largest size class, and those for
+/// which the system refuses the pool memory. Fallbacks are counted in [`packet_stats`](Self::packet_stats), and reported
+/// by a `tracing` warning whenever their number has doubled. The builder can set a
+/// [limit](PacketPoolBuilder::max_heap_memory) on them (by default there is none); beyond it these methods panic, but for
+/// `compact`. Code that must stay within the cap uses the `try_*` methods.
 ///
 /// # Lifetime
 ///
