@@ -5,6 +5,7 @@ use crate::error::AllocError;
 use crate::handle::chunk::Chunk;
 use crate::handle::wipe::wipe;
 use crate::pool::SlabPool;
+use crate::sys::ENOMEM;
 use alloc::alloc::{Layout, alloc_zeroed, dealloc};
 use alloc::sync::Arc;
 use core::fmt;
@@ -90,8 +91,6 @@ impl HeapChunk {
         let at = unsafe { alloc_zeroed(layout) };
         let Some(at) = NonNull::new(at) else {
             home.bytes.fetch_sub(len, Ordering::Relaxed);
-            // As the system would say it.
-            const ENOMEM: i32 = 12;
             return Err(refused(AllocError::Commit { errno: ENOMEM }));
         };
         home.allocs.fetch_add(1, Ordering::Relaxed);

@@ -44,13 +44,12 @@ use crate::sync::{
     AtomicBool, AtomicI64, AtomicU32, AtomicU64, MODELLED, Mutex, Ordering, Table, heavy_barrier,
 };
 use crate::sys::asan;
+use crate::sys::room_for_one;
 use crate::thread_cache::guard::CLOSED;
 use crate::thread_cache::magazine::Tally;
 use crate::thread_cache::registry::magazines;
 use alloc::boxed::Box;
 use alloc::sync::{Arc, Weak};
-use core::alloc::Layout;
-use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 
 /// The most threads that have magazines in one pool at the same time; further ones work without.
@@ -192,17 +191,6 @@ fn next_id() -> u64 {
     NEXT.fetch_add(1, core::sync::atomic::Ordering::Relaxed)
 }
 
-/// Room for a value in a box, or what the system would answer: out of memory.
-fn room_on_heap<T>() -> Result<Box<MaybeUninit<T>>, i32> {
-    const ENOMEM: i32 = 12;
-    const { assert!(size_of::<T>() > 0) };
-    // SAFETY: the layout is not empty, as just asserted.
-    let at = unsafe { alloc::alloc::alloc(Layout::new::<T>()) };
-    let at = NonNull::new(at.cast::<MaybeUninit<T>>()).ok_or(ENOMEM)?;
-    // SAFETY: a block of the global allocator, with the layout of what the box is for, and nobody else's.
-    Ok(unsafe { Box::from_raw(at.as_ptr()) })
-}
-
 impl Inner {
     /// Builds a pool; returns the one handle whose drop closes it.
     pub(crate) fn open(
@@ -285,7 +273,7 @@ impl Inner {
             .map_err(reserve_error)?;
         // Where the heap has no room for it that is an error, as for the tables: without an operating system the heap may
         // be small, and the memory that was lent comes back.
-        let mut place = room_on_heap::<Self>().map_err(reserve_error)?;
+        let mut place = room_for_one::<Self>().map_err(reserve_error)?;
         // By its pointer: the box's own method takes twice as much of the stack in a debug build.
         let value = Self {
             id: next_id(),

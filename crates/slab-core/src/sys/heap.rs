@@ -1,5 +1,6 @@
 //! Takes the whole range from the global allocator, zeroed, where there is no `mmap`.
 
+use super::ENOMEM;
 use alloc::alloc::{alloc_zeroed, dealloc};
 use core::alloc::Layout;
 use core::ops::Range;
@@ -9,8 +10,6 @@ use core::ptr::NonNull;
 const ALIGN: usize = 4096;
 /// There are no huge pages.
 pub(crate) const HUGE_PAGE: usize = ALIGN;
-/// What the system would answer: out of memory.
-const ENOMEM: i32 = 12;
 
 /// A zeroed heap block, freed on drop.
 #[derive(Debug)]

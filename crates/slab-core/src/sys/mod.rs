@@ -4,7 +4,14 @@
 //! `unix` maps anonymous memory. `heap` takes the whole range from the global allocator at once,
 //! zeroed; it serves Miri, models, builds without `std` and systems without `mmap`.
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
+use core::alloc::Layout;
+use core::mem::MaybeUninit;
+use core::ptr::NonNull;
+
+/// What the system answers if it is out of memory, and the heap does not answer at all.
+pub(crate) const ENOMEM: i32 = 12;
 
 /// The most parts of a region that are given back by one call.
 pub(crate) const RELEASE_MAX: usize = 64;
@@ -28,10 +35,19 @@ pub(crate) use heap::*;
 /// # Errors
 /// What the system would answer: out of memory.
 pub(crate) fn room_for<T>(len: usize) -> Result<Vec<T>, i32> {
-    const ENOMEM: i32 = 12;
     let mut room = Vec::new();
     room.try_reserve_exact(len).map_err(|_| ENOMEM)?;
     Ok(room)
+}
+
+/// As [`room_for`], a box for one.
+pub(crate) fn room_for_one<T>() -> Result<Box<MaybeUninit<T>>, i32> {
+    const { assert!(size_of::<T>() > 0) };
+    // SAFETY: the layout is not empty, as just asserted.
+    let at = unsafe { alloc::alloc::alloc(Layout::new::<T>()) };
+    let at = NonNull::new(at.cast::<MaybeUninit<T>>()).ok_or(ENOMEM)?;
+    // SAFETY: a block of the global allocator, with the layout of what the box is for, and nobody else's.
+    Ok(unsafe { Box::from_raw(at.as_ptr()) })
 }
 
 #[cfg(all(test, not(any(loom, shuttle))))]

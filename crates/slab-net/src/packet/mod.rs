@@ -8,6 +8,7 @@
 //! | `chain` | [`PacketChain`]: a sequence of packets, for vectored writes |
 //! | `held` | [`HeldPacket`]: a packet that is retained, and counted in the statistics meanwhile |
 //! | `convert`, `cmp`, `fmt`, `io`, `serde` | their trait implementations, as in `bytes` |
+//! | `stats` | [`PacketPoolStats`]: what a pool counts |
 //! | `owner`, `settings` | what keeps the memory alive; how a chunk finds its packet pool |
 
 mod buf;
@@ -26,13 +27,15 @@ mod room;
 mod serde;
 mod settings;
 mod split;
+mod stats;
 
 pub use buf::PacketBuf;
 pub use builder::{PacketPoolBuilder, PacketPoolError};
 pub use chain::PacketChain;
 pub use frozen::Packet;
 pub use held::HeldPacket;
-pub use pool::{PacketPool, PacketPoolStats};
+pub use pool::PacketPool;
+pub use stats::PacketPoolStats;
 
 use core::ops::{Bound, RangeBounds};
 

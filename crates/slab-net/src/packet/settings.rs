@@ -1,7 +1,8 @@
 //! What a packet pool adds to its slab pool, and how a chunk finds its packet pool.
 
 use super::builder::COMPACT_RATIO;
-use super::pool::{PacketPool, PacketPoolStats};
+use super::pool::PacketPool;
+use super::stats::PacketPoolStats;
 use core::fmt;
 use core::ptr;
 use core::sync::atomic::{AtomicU64, Ordering};
