@@ -60,6 +60,52 @@ fn a_finished_end_still_receives_and_its_peer_sees_the_end() {
     }
 }
 
+/// What a peer that has finished can no longer send needs no memory, although this end may go on for long.
+#[test]
+fn who_has_read_to_the_end_keeps_no_window() {
+    for read_before_the_end in [true, false] {
+        let mut line = Line::new();
+        let mut rest = 400;
+        line.run(Duration::from_secs(2), |ends| {
+            while rest > 0 && ends[0].send_slice(&[7; 2000]).is_ok() {
+                rest -= 1;
+            }
+            while ends[1].recv().is_some() {}
+        });
+        line.ends[0].send_slice(&[7; 2000]).unwrap();
+        let read_all = |line: &mut Line| {
+            line.run(ONE_WAY * 6, |ends| while ends[1].recv().is_some() {});
+        };
+        if read_before_the_end {
+            read_all(&mut line);
+        }
+        line.ends[0].finish(line.now);
+        line.run(ONE_WAY * 6, |_| {});
+        assert!(line.ends[0].is_sent() && line.ends[1].is_read_closed());
+        let before = line.budget.reserved();
+        read_all(&mut line);
+        assert!(!line.ends[1].has_message());
+        assert_eq!(line.budget.reserved() < before, !read_before_the_end);
+
+        // The other direction goes on, and nobody is asked for a window that is of no use.
+        let probes = line.ends[0].stats().probes;
+        for _ in 0..2 {
+            line.ends[1].send_slice(&[8; 60_000]).unwrap();
+            line.run(ONE_WAY * 6, |_| {});
+            assert_eq!(line.ends[0].recv().unwrap(), [8; 60_000][..]);
+        }
+        assert_eq!(line.ends[0].stats().probes, probes);
+        line.run(Duration::from_secs(60), |_| {});
+        line.ends[1].send_slice(b"bye").unwrap();
+        line.ends[1].finish(line.now);
+        line.run(ONE_WAY * 6, |_| {});
+        assert_eq!(line.ends[0].recv().unwrap(), b"bye"[..]);
+        assert!(line.ends[0].is_read_closed() && line.ends[1].is_sent());
+        assert!(line.ends.iter().all(|end| end.ended().is_none()));
+        assert_eq!(line.budget.reserved(), 0);
+    }
+}
+
 /// A peer that answers as KCP does, and counts what it would not understand.
 #[test]
 fn finish_closes_if_the_peer_is_another_implementation() {
@@ -219,6 +265,7 @@ fn a_forged_wins_does_not_turn_a_finish_into_a_close() {
     let mut line = Line {
         now: Time::ZERO,
         ends: [open(Side::Client), open(Side::Server)],
+        budget: budget.clone(),
         in_transit: Default::default(),
     };
     line.ends[0].send_slice(b"hello").unwrap();

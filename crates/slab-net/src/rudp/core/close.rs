@@ -346,10 +346,11 @@ impl Session {
         self.release_window();
     }
 
-    /// Once the session has ended and everything is read, the window's reservation is of no use, however long the
-    /// application keeps the session.
+    /// Once everything that will ever come is read, the window's reservation is of no use, however long the
+    /// application keeps the session, or sends.
     pub(super) fn release_window(&mut self) {
-        if self.ended().is_some() && self.receive.readable() == 0 {
+        let nothing_comes = self.receive.is_at_end() || self.ended().is_some();
+        if nothing_comes && self.receive.readable() == 0 {
             self.receive.release();
         }
     }

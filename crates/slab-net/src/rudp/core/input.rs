@@ -398,6 +398,8 @@ impl Session {
         }
         if self.receive.is_filled_by_message() {
             self.grow_for_message();
+        } else if self.receive.is_at_end() {
+            self.release_window();
         }
     }
 

@@ -14,6 +14,8 @@ pub(crate) const STEP: Duration = Duration::from_millis(1);
 pub(crate) struct Line {
     pub(crate) now: Time,
     pub(crate) ends: [Session; 2],
+    /// Of both ends.
+    pub(crate) budget: MemoryBudget,
     pub(crate) in_transit: [VecDeque<(Time, Packet)>; 2],
 }
 
@@ -45,6 +47,7 @@ impl Line {
         let mut line = Self {
             now: Time::ZERO,
             ends: [open(Side::Client), open(Side::Server)],
+            budget: budget.clone(),
             in_transit: Default::default(),
         };
         line.run(ONE_WAY * 10, |_| {});

@@ -284,7 +284,8 @@ impl ReceiveQueue {
     /// stays as it is?
     #[inline]
     pub(super) fn is_filled_by_message(&self) -> bool {
-        self.complete == 0 && self.readable() >= self.window() && self.deferred == 0
+        let filled = self.complete == 0 && self.readable() >= self.window();
+        filled && self.deferred == 0 && !self.at_end
     }
 
     /// Is the window as large as it will ever be?
