@@ -56,6 +56,12 @@ impl MemoryBudget {
         self.inner.sent.load(Ordering::Relaxed)
     }
 
+    /// Is so much reserved that windows may soon grow no further?
+    pub(super) fn is_short(&self) -> bool {
+        let limit = self.limit();
+        self.reserved() > limit - limit / 4 - limit / 8
+    }
+
     /// What all windows may promise for long messages together, with what is sent now: without that, seven eighths.
     fn limit_for_messages(&self) -> usize {
         let limit = self.limit();

@@ -2,7 +2,8 @@
 
 use crate::common::sockets::{TIMEOUT, accept, any, fast, pool, recv, wait_until};
 use slab_net::rudp::{
-    Connection, Endpoint, MemoryBudget, OpenError, SendError, Session, SessionConfig, Side, Time,
+    Connection, Endpoint, EndpointConfig, MemoryBudget, OpenError, SendError, Session,
+    SessionConfig, Side, Time,
 };
 use slab_net::{Packet, PacketPool};
 use std::time::Duration;
@@ -138,6 +139,60 @@ fn long_messages_in_both_directions_do_not_wait_for_each_other() {
         counts[number].iter().all(|&[_, got]| got > MESSAGES)
     });
     assert!(took < Duration::from_secs(15), "{took:?}");
+}
+
+/// Sessions that have had a long message, and say no more, do not keep the memory that others need for theirs until they
+/// ask whether the peer is still there.
+#[test]
+fn windows_that_are_of_no_use_make_room_for_others() {
+    const SESSIONS: usize = 56;
+    let long = [7; 200_000];
+    let mut counts = [[0; 2]; SESSIONS];
+    let took = exchange(SESSIONS, 5 << 20, |number, [client, server]| {
+        let [sent, received] = &mut counts[number];
+        if *sent == 0 {
+            client.send_slice(b"hello").unwrap();
+            *sent = 1;
+        }
+        if *sent == 1 && client.is_peer_window_known() && client.send_slice(&long).is_ok() {
+            *sent = 2;
+        }
+        *received += u32::from(server.recv().is_some());
+        *received == 2
+    });
+    assert!(took < Duration::from_secs(30), "{took:?}");
+}
+
+/// The same with sockets, and a reader that takes the message when nothing else is due any more.
+#[tokio::test]
+async fn a_window_of_no_use_is_given_back_soon_after_its_message_was_read() {
+    let pool = pool();
+    let session = SessionConfig::fast()
+        .keepalive(100 * TIMEOUT)
+        .idle_timeout(1000 * TIMEOUT);
+    let config = EndpointConfig::new(session).max_memory(8 * OPENING_BYTES);
+    let server = Endpoint::bind(any(), &pool, config).unwrap();
+    let client = Endpoint::bind(any(), &pool, fast()).unwrap();
+    let mut ends = Vec::new();
+    for _ in 0..3 {
+        let here = client.connect(server.local_addr()).unwrap();
+        here.send_slice(b"hello").await.unwrap();
+        let there = accept(&server).await;
+        assert_eq!(recv(&there).await, b"hello");
+        ends.push((here, there));
+    }
+    let (here, there) = &ends[0];
+    here.send_slice(&[7; 200_000]).await.unwrap();
+    assert_eq!(recv(there).await.len(), 200_000);
+    here.send_slice(b"more").await.unwrap();
+    // Longer than a window of no use is kept.
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    assert!(server.stats().reserved_bytes > 6 * OPENING_BYTES);
+    assert_eq!(recv(there).await, b"more");
+    wait_until(&server, "memory", |server| {
+        server.stats().reserved_bytes == 3 * OPENING_BYTES
+    })
+    .await;
 }
 
 /// A session whose window has grown for a question has no memory left for the answer: it gives that of the window back,

@@ -100,9 +100,8 @@ impl Session {
             return SendError::Blocked;
         }
         self.lacks_send_memory = !self.send.is_empty();
-        let holds_window = self.receive.is_grown_and_empty() && !self.receive.is_narrowed();
         // Unless it is the pool that has nothing. Chunks are up to twice as large as what is in them.
-        if self.send.is_empty() && holds_window && !self.send.blocks.has_budget(2 * bytes) {
+        if self.send.is_empty() && self.holds_surplus() && !self.send.blocks.has_budget(2 * bytes) {
             // That may be what is missing, and the peers of others may wait for it.
             self.shrink_receive();
         }

@@ -348,8 +348,9 @@ impl Session {
 
     fn on_push(&mut self, header: &Header, segment: Packet, batch: &mut BatchBuffer) {
         self.stats.received_segments += 1;
-        self.peer.asked_since_data = false;
         let (sn, ts, now) = (header.sn, header.ts, self.now);
+        self.peer.asked_since_data = false;
+        self.peer.pushed_at = now.as_micros() as u32;
         if self.phase != Phase::Open {
             // Nobody will read it; but a segment that was read is acknowledged as often as it comes.
             if self.receive.offset(sn) < 0 {

@@ -18,6 +18,9 @@ const GROW_RETRY_FIRST: Duration = Duration::from_millis(20);
 const GROW_RETRY_LONGEST: Duration = Duration::from_secs(1);
 /// How much sooner a silent peer is asked for a sign of life again than it was at first.
 const KEEPALIVE_REPEATS: u32 = 4;
+/// How long a window that has grown may be of no use while others may lack its memory. Who sends a long message again and
+/// again would wait for it to grow each time.
+const SURPLUS_KEPT: Duration = Duration::from_secs(1);
 /// Segments sent again at each time-out. Their acknowledgements tell what else is lost.
 const PROBES_PER_TIMEOUT: usize = 4;
 
@@ -76,6 +79,7 @@ impl Session {
             self.paced_until(),
             self.probe_at(),
             self.message_wait.as_ref().map(|wait| wait.retry_at),
+            self.surplus_at(),
         ];
         times.into_iter().flatten().min()
     }
@@ -135,6 +139,22 @@ impl Session {
     fn probe_at(&self) -> Option<Time> {
         let (at, _) = self.probe?;
         (self.allowance() >= HEADER_BYTES).then_some(at)
+    }
+
+    /// Has its window grown, is nothing in it, and does the peer believe that it may use it?
+    pub(super) fn holds_surplus(&self) -> bool {
+        self.receive.is_grown_and_empty() && !self.receive.is_narrowed()
+    }
+
+    /// When what the window has grown by is to be given back, if memory is short and nothing comes. The session may not
+    /// be idle: it may send.
+    pub(in super::super::super) fn surplus_at(&self) -> Option<Time> {
+        if !self.holds_surplus() || !self.context.budget.is_short() {
+            return None;
+        }
+        let unused = (self.now.as_micros() as u32).wrapping_sub(self.peer.pushed_at);
+        let left = SURPLUS_KEPT.saturating_sub(Duration::from_micros(unused.into()));
+        Some(self.now + left)
     }
 
     /// When the oldest segment in flight is overdue.
@@ -227,6 +247,9 @@ impl Session {
             };
             self.keepalive_at = now + again.max(MIN_TIMEOUT);
             self.shrink();
+        }
+        if self.surplus_at().is_some_and(|at| at <= now) {
+            self.shrink_receive();
         }
         if let Some((at, wait)) = self.probe
             && at <= now

@@ -272,6 +272,8 @@ impl Link {
         let tells_peer = session.owes_window_segment();
         if tells_peer || session.ended().is_some() || guard.awaited_bytes > 0 {
             self.settle(guard, self.shared.now(), false);
+        } else if session.surplus_at().is_some() {
+            self.arm(guard);
         }
     }
 
