@@ -240,6 +240,40 @@ fn compact_copies_only_packets_that_pin_too_much() {
     assert_eq!(stats.compact_refused_bytes, 0);
 }
 
+/// As a parser returns it that takes any `Buf`, such as that of the crate `rtp`: with its payload as `Bytes`.
+#[test]
+fn compact_and_hold_know_their_pool_s_memory_behind_bytes() {
+    fn parse(mut datagram: impl Buf) -> Bytes {
+        datagram.advance(12);
+        datagram.copy_to_bytes(1200)
+    }
+    let pool = pool();
+    let payload = || Packet::from(parse(packet(&pool, &[7; 60_000])));
+    let held = pool.hold(payload());
+    assert_eq!(
+        (held.class(), held.len()),
+        (pool.slab().class_for(1200), 1200)
+    );
+    assert_eq!(*held, vec![7; 1200]);
+    assert_eq!(pool.slab().stats().in_use_bytes(), 1280);
+    assert_eq!(pool.packet_stats().compacted_bytes, 65_536 - 1280);
+    // Another pool sees no more than the bytes; and what is not copied is counted all the same.
+    let other = PacketPool::builder().max_memory(1 << 20).build().unwrap();
+    assert_eq!(other.hold(payload()).class(), None);
+    let kept = PacketPool::builder().max_memory(1 << 20).compact_ratio(100);
+    let kept = kept.build().unwrap();
+    let held = kept.hold(Packet::from(parse(packet(&kept, &[7; 60_000]))));
+    assert_eq!(kept.packet_stats().pinned_bytes, 65_536 - 1200);
+    drop(held);
+    assert_eq!(
+        (
+            kept.packet_stats().pinned_bytes,
+            kept.slab().stats().in_use()
+        ),
+        (0, 0)
+    );
+}
+
 #[test]
 fn compact_uses_the_configured_ratio() {
     // The copy has no headroom, and so needs no room for it.

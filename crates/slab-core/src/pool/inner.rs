@@ -350,6 +350,17 @@ impl Inner {
         unsafe { self.base.add(unit as usize * CHUNK_ALIGN) }
     }
 
+    /// The size of the chunk in which this address lies, if it lies in a slab of the pool.
+    pub(crate) fn chunk_bytes_at(&self, address: usize) -> Option<usize> {
+        // Below the base this wraps around, to far above the arena's size.
+        let offset = address.wrapping_sub(self.base.addr().get());
+        if offset >= self.arena.bytes() {
+            return None;
+        }
+        let class = self.arena.class_of(offset / self.arena.slab_bytes())?;
+        Some(self.classes.geometry(class).bytes)
+    }
+
     /// Class and unit of the chunk that starts at `at`, if one does.
     pub(crate) fn find_chunk(&self, at: NonNull<u8>) -> Option<(u8, u32)> {
         // Below the base this wraps around, to far above the arena's size.

@@ -351,6 +351,26 @@ impl SlabPool {
         self.inner().classes.class_for(len)
     }
 
+    /// Returns the size of the chunk in which this address lies, `None` if it is no address of this pool. Of an address in
+    /// a chunk that is in use; of others it may be that of a chunk that was there before.
+    ///
+    /// For the crates of this workspace; not a part of the interface.
+    ///
+    /// ```
+    /// # use slab_core::SlabPool;
+    /// # let pool = SlabPool::builder().build()?;
+    /// let chunk = pool.try_alloc(1500)?;
+    /// let last = chunk.as_ptr().addr().get() + 1499;
+    /// assert_eq!(pool.chunk_bytes_at(last), Some(1536));
+    /// assert_eq!(pool.chunk_bytes_at((&raw const last).addr()), None);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[doc(hidden)]
+    #[must_use]
+    pub fn chunk_bytes_at(&self, address: usize) -> Option<usize> {
+        self.inner().chunk_bytes_at(address)
+    }
+
     /// Returns the cap in bytes: the size of the arena, a whole number of slabs.
     #[must_use]
     pub fn max_memory(&self) -> usize {

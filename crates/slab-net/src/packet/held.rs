@@ -34,8 +34,15 @@ const _: () = assert!(size_of::<Option<HeldPacket>>() == 32);
 
 impl HeldPacket {
     pub(super) fn new(packet: Packet, pool: Arc<Settings>) -> Self {
-        pool.held.add(packet.len(), packet.pinned_bytes());
-        Self { packet, pool }
+        let held = Self { packet, pool };
+        held.pool.held.add(held.packet.len(), held.pinned());
+        held
+    }
+
+    /// The bytes that the packet keeps in use beyond its own, the same for as long as it is held.
+    fn pinned(&self) -> usize {
+        let occupied = self.pool.occupied_bytes(&self.packet);
+        occupied.saturating_sub(self.packet.len())
     }
 
     /// Returns the packet, which is then no longer counted.
@@ -49,8 +56,7 @@ impl HeldPacket {
 
 impl Drop for HeldPacket {
     fn drop(&mut self) {
-        let packet = &self.packet;
-        self.pool.held.remove(packet.len(), packet.pinned_bytes());
+        self.pool.held.remove(self.packet.len(), self.pinned());
     }
 }
 

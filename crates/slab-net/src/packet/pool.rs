@@ -432,6 +432,9 @@ impl PacketPool {
     /// a packet that is retained after the others that share its buffer are gone: the last one pins the whole buffer. The
     /// copy has no headroom, and no tailroom beyond what rounding to the size class gives.
     ///
+    /// Memory of this pool is known behind [`bytes::Bytes`] too, as which parsers that take any `Buf` return a part of a
+    /// packet. What other foreign memory keeps in use beyond the bytes that it shows is not.
+    ///
     /// If the pool has no memory for the copy, the heap serves it, by [the pool's
     /// rules](Self#when-the-pool-is-at-its-cap): packets that were kept as they are could take the whole pool, and nothing
     /// more would be received. If the heap limit leaves no room for it, or the heap has none, the packet is returned
@@ -452,7 +455,7 @@ impl PacketPool {
     #[must_use]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn compact(&self, packet: Packet) -> Packet {
-        let (len, occupied) = (packet.len(), packet.occupied_bytes());
+        let (len, occupied) = (packet.len(), self.settings.occupied_bytes(&packet));
         if len == 0 {
             return Packet::new();
         }

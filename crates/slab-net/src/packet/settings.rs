@@ -1,6 +1,7 @@
 //! What a packet pool adds to its slab pool, and how a chunk finds its packet pool.
 
 use super::builder::COMPACT_RATIO;
+use super::frozen::Packet;
 use super::pool::PacketPool;
 use super::stats::PacketPoolStats;
 use core::fmt;
@@ -81,6 +82,18 @@ impl Settings {
     /// The settings of a slab pool that was not built as a packet pool.
     pub(super) fn with_defaults(slab: SlabPool) -> Self {
         Self::new(slab, 0, 0, COMPACT_RATIO, usize::MAX)
+    }
+
+    /// The bytes that a packet keeps in use, its own included; 0 for an empty one. Its own account ends at the bytes that a
+    /// foreign owner shows, but these may lie in a chunk of this pool: a packet that went through `Bytes`, as in parsers
+    /// that take any `Buf`.
+    pub(super) fn occupied_bytes(&self, packet: &Packet) -> usize {
+        let known = packet.occupied_bytes();
+        if known == 0 || !packet.is_foreign() {
+            return known;
+        }
+        let chunk = self.slab.chunk_bytes_at(packet.as_ptr().addr());
+        chunk.map_or(known, |bytes| bytes.max(known))
     }
 
     /// The bytes that the heap limit leaves at this moment.
