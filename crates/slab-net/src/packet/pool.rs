@@ -169,6 +169,11 @@ impl PacketPool {
     /// losing memory or another waiter's turn. Needs no particular runtime; a thread without one waits by a
     /// `block_on` such as that of `pollster`.
     ///
+    /// Tasks that wait here while they hold memory of the pool can wait for each other, and then wait for ever. What a
+    /// receiver has read but not yet returned ([`held_bytes`](crate::udp::UdpReceiver::held_bytes)) is such memory: a task
+    /// that both receives and waits should go on receiving meanwhile, as by `tokio::select!`, or give up by
+    /// [`alloc_timeout`](Self::alloc_timeout), or take what it sends from another pool.
+    ///
     /// ```
     /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
     /// use slab_net::{PacketPool, SizeClasses};
