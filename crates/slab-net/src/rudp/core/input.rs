@@ -348,9 +348,8 @@ impl Session {
 
     fn on_push(&mut self, header: &Header, segment: Packet, batch: &mut BatchBuffer) {
         self.stats.received_segments += 1;
-        let (sn, ts, now) = (header.sn, header.ts, self.now);
         self.peer.asked_since_data = false;
-        self.peer.pushed_at = now.as_micros() as u32;
+        let (sn, ts, now) = (header.sn, header.ts, self.now);
         if self.phase != Phase::Open {
             // Nobody will read it; but a segment that was read is acknowledged as often as it comes.
             if self.receive.offset(sn) < 0 {
@@ -476,7 +475,7 @@ impl Session {
     }
 
     /// The round-trip time, as far as it is known.
-    fn rtt_estimate(&self) -> Option<Duration> {
+    pub(super) fn rtt_estimate(&self) -> Option<Duration> {
         let asked = Duration::from_micros(self.peer.wask_rtt_micros.into());
         self.recovery
             .srtt()

@@ -217,8 +217,6 @@ struct Peer {
     wask_unanswered: bool,
     /// Has it asked for our window, and sent no PUSH or datagram since?
     asked_since_data: bool,
-    /// When its last PUSH came, in microseconds, which wrap.
-    pushed_at: u32,
     /// The `ts` of its last WASK, which our WINS and close notices carry.
     token: u32,
     /// Has it sent a WASK as this library does? Then it understands close notices, and believes those with its token.

@@ -143,14 +143,14 @@ impl EndpointConfig {
     /// and 10 000 take a cap of 1.4 GB, of which only what is used is ever resident.
     ///
     /// Windows grow within three fourths of this memory (for a long message, in seven eighths, whatever of the rest is used
-    /// for sending). A grown one is given back when nothing has come for the
-    /// [keepalive](crate::rudp::SessionConfig::keepalive), or no data for a second and more than five eighths of this memory
-    /// are reserved, or when its session may take no more of it to send, or its peer has finished. Likewise, what is sent
-    /// while nothing else of its session is in flight may lie in all of it, but for a sixteenth if other sessions send and
-    /// windows may still grow, and more than that in three fourths, so that peers that take nothing leave room for new
+    /// for sending). A grown one is given back when its peer has finished; when nothing has come for the
+    /// [keepalive](crate::rudp::SessionConfig::keepalive); when more than five eighths of this memory are reserved, and no
+    /// data has come for 100 ms and two round trips; and when its session may take no more of it to send. Likewise, what is
+    /// sent while nothing else of its session is in flight may lie in all of it, but for a sixteenth if other sessions send
+    /// and windows may still grow, and more than that in three fourths, so that peers that take nothing leave room for new
     /// sessions; and four unread [datagrams](super::Connection::recv_datagram) of each session in all of it, and more in
-    /// three fourths. Error correction goes on without what does not fit in three fourths. A session for which there is no memory is
-    /// [refused](super::EndpointStats::refused_memory); its peer hears nothing, and times out.
+    /// three fourths. Error correction goes on without what does not fit in three fourths. A session for which there is no
+    /// memory is [refused](super::EndpointStats::refused_memory); its peer hears nothing, and times out.
     ///
     /// So two ends that are both short of memory, and send each other messages of more than 32 segments at the same time,
     /// wait for each other's windows to grow. A message whose turn does not come within the [idle

@@ -127,6 +127,8 @@ pub(super) struct ReceiveQueue {
     train: Train,
     /// When the last train ended, in microseconds, which may wrap.
     train_ended: u32,
+    /// When the last new segment came, likewise.
+    came_at: u32,
     /// May the window grow?
     may_grow: bool,
     slot: u32,
@@ -170,6 +172,7 @@ impl ReceiveQueue {
             to_follow: 0,
             train: Train::default(),
             train_ended: 0,
+            came_at: 0,
             may_grow: true,
             slot: slot as u32,
             charged: 0,
@@ -203,6 +206,12 @@ impl ReceiveQueue {
     /// Has the window grown, and is nothing in it?
     pub(super) fn is_grown_and_empty(&self) -> bool {
         self.window > self.first_window() && self.holds_nothing()
+    }
+
+    /// The time since the last new segment, which wraps after an hour.
+    pub(super) fn quiet_for(&self, now: Time) -> Duration {
+        let micros = (now.as_micros() as u32).wrapping_sub(self.came_at);
+        Duration::from_micros(micros.into())
     }
 
     /// Is no segment held, not even one without payload, which takes no memory?
@@ -439,6 +448,7 @@ impl ReceiveQueue {
         *self.ring.at_mut(sn) = Some(held);
         self.held += 1;
         self.narrowed = false;
+        self.came_at = now.as_micros() as u32;
         let unread = self.unread();
         self.train.count(sn, edge, self.window, unread, now);
         self.check();

@@ -5,6 +5,7 @@ use super::super::error::CloseReason;
 use super::super::time::Time;
 use super::super::wire::HEADER_BYTES;
 use super::close::Phase;
+use super::recovery::INITIAL_RTO;
 use super::send::Cause;
 use super::undo::Undo;
 use super::{MessageWait, Session};
@@ -18,9 +19,9 @@ const GROW_RETRY_FIRST: Duration = Duration::from_millis(20);
 const GROW_RETRY_LONGEST: Duration = Duration::from_secs(1);
 /// How much sooner a silent peer is asked for a sign of life again than it was at first.
 const KEEPALIVE_REPEATS: u32 = 4;
-/// How long a window that has grown may be of no use while others may lack its memory. Who sends a long message again and
-/// again would wait for it to grow each time.
-const SURPLUS_KEPT: Duration = Duration::from_secs(1);
+/// How long a window that has grown may be of no use while others may lack its memory, but at least for two round trips.
+/// A peer that sends one long message after the other would wait for it to grow each time.
+const SURPLUS_KEPT: Duration = Duration::from_millis(100);
 /// Segments sent again at each time-out. Their acknowledgements tell what else is lost.
 const PROBES_PER_TIMEOUT: usize = 4;
 
@@ -152,9 +153,8 @@ impl Session {
         if !self.holds_surplus() || !self.context.budget.is_short() {
             return None;
         }
-        let unused = (self.now.as_micros() as u32).wrapping_sub(self.peer.pushed_at);
-        let left = SURPLUS_KEPT.saturating_sub(Duration::from_micros(unused.into()));
-        Some(self.now + left)
+        let kept = SURPLUS_KEPT.max(2 * self.rtt_estimate().unwrap_or(INITIAL_RTO));
+        Some(self.now + kept.saturating_sub(self.receive.quiet_for(self.now)))
     }
 
     /// When the oldest segment in flight is overdue.
