@@ -96,6 +96,41 @@ fn sessions_allocate_nothing_at_five_percent_loss() {
     assert_eq!(allocations() - allocated, 0, "for {delivered} messages");
 }
 
+/// What a path that duplicates brings again, behind the end of all that a peer sends.
+#[test]
+fn what_comes_again_after_the_end_allocates_nothing() {
+    let Core { mut ends, pool, .. } = Core::new();
+    let (mut now, mut scratch, mut first) = (Time::ZERO, [0; 2048], Packet::new());
+    ends[0].send_slice(&[7; 1000]).unwrap();
+    ends[0].finish(now);
+    for _ in 0..20 {
+        now = now + Duration::from_millis(10);
+        for from in 0..2 {
+            ends[from].handle_timeout(now);
+            while let Some(out) = ends[from].poll_transmit(now, &mut scratch, 1) {
+                let datagram = pool.try_copy_from_slice(out.contents()).unwrap();
+                if datagram.len() > 1000 {
+                    first = datagram.clone();
+                }
+                ends[1 - from].handle_datagram(now, datagram).unwrap();
+            }
+        }
+        while ends[1].recv().is_some() {}
+    }
+    assert!(ends[1].is_read_closed());
+    let mut before = 0;
+    for n in 0..=100 {
+        if n == 1 {
+            before = allocations();
+        }
+        ends[1].handle_datagram(now, first.clone()).unwrap();
+        assert!(ends[1].read().is_none());
+        while ends[1].poll_transmit(now, &mut scratch, 1).is_some() {}
+    }
+    assert_eq!(ends[1].stats().duplicates, 101);
+    assert_eq!(allocations() - before, 0);
+}
+
 fn endpoints(config: SessionConfig) -> (Endpoint, Connection) {
     let pool = pool();
     let config = EndpointConfig::new(config);

@@ -106,6 +106,50 @@ fn who_has_read_to_the_end_keeps_no_window() {
     }
 }
 
+/// An end that has finished and delivered everything asks for no window, even if the last one that it was told was just
+/// large enough, and came before it heard that its address is proved.
+#[test]
+fn who_has_finished_does_not_go_on_asking_for_room() {
+    let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
+    let mut line = Line::opened(&pool, &SessionConfig::fast());
+    // With the mark of the end, as much as the first window.
+    line.ends[0].send_slice(&[7; 31 * 1376]).unwrap();
+    line.ends[0].finish(line.now);
+    line.run(Duration::from_secs(1), |_| {});
+    assert!(line.ends[0].is_sent() && line.ends[1].is_read_closed());
+    assert_eq!(line.ends[1].recv().unwrap().len(), 31 * 1376);
+    line.run(Duration::from_secs(1), |_| {});
+    let asked = line.ends[0].stats().probes;
+    line.run(Duration::from_secs(14), |_| {});
+    assert_eq!(line.ends[0].stats().probes, asked);
+}
+
+/// A client that began anew cannot be told from one that repeats itself, if the server has said nothing. It must not
+/// take a server that has read to the former one's end for one whose reader is slow.
+#[test]
+fn who_begins_anew_after_its_end_gives_up() {
+    let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
+    let config = SessionConfig::fast().dead_link(4);
+    let mut line = Line::with_config(&pool, &config);
+    line.ends[0].finish(line.now);
+    line.run(Duration::from_secs(1), |_| {});
+    assert!(line.ends[1].is_read_closed());
+    let anew = Session::open(
+        3,
+        &config,
+        Side::Client,
+        &pool,
+        &line.budget,
+        7 << 32,
+        line.now,
+    );
+    line.ends[0] = anew.unwrap();
+    line.ends[0].send_slice(&[7; 10_000]).unwrap();
+    line.run(Duration::from_secs(20), |_| {});
+    assert_eq!(line.ends[0].ended(), Some(CloseReason::DeadLink));
+    assert!(!line.ends[1].has_message());
+}
+
 /// A peer that answers as KCP does, and counts what it would not understand.
 #[test]
 fn finish_closes_if_the_peer_is_another_implementation() {
@@ -259,15 +303,7 @@ fn a_forged_wask_delays_the_end_by_only_a_few_time_outs() {
 #[test]
 fn a_forged_wins_does_not_turn_a_finish_into_a_close() {
     let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
-    let budget = MemoryBudget::new(16 << 20);
-    let config = SessionConfig::fast();
-    let open = |side| Session::open(3, &config, side, &pool, &budget, 5 << 32, Time::ZERO).unwrap();
-    let mut line = Line {
-        now: Time::ZERO,
-        ends: [open(Side::Client), open(Side::Server)],
-        budget: budget.clone(),
-        in_transit: Default::default(),
-    };
+    let mut line = Line::opened(&pool, &SessionConfig::fast());
     line.ends[0].send_slice(b"hello").unwrap();
     line.ends[0].finish(line.now);
     let forged = from_a_forged_address(Command::TellWindow, 0, 0xbad);

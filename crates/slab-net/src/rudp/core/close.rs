@@ -350,7 +350,8 @@ impl Session {
     /// application keeps the session, or sends.
     pub(super) fn release_window(&mut self) {
         let nothing_comes = self.receive.is_at_end() || self.ended().is_some();
-        if nothing_comes && self.receive.readable() == 0 {
+        // Once is enough, whatever comes again.
+        if nothing_comes && self.receive.readable() == 0 && self.receive.reserved() > 0 {
             self.receive.release();
         }
     }

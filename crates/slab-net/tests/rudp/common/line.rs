@@ -39,20 +39,25 @@ impl Line {
 
     /// The same with another configuration.
     pub(crate) fn with_config(pool: &PacketPool, config: &SessionConfig) -> Self {
+        let mut line = Self::opened(pool, config);
+        line.run(ONE_WAY * 10, |_| {});
+        assert!(line.ends.iter().all(Session::is_peer_ours));
+        line
+    }
+
+    /// Neither end has said anything.
+    pub(crate) fn opened(pool: &PacketPool, config: &SessionConfig) -> Self {
         let budget = MemoryBudget::new(16 << 20);
         let open = |side| {
             let random = 0x1234_5678_9abc_def0;
             Session::open(3, config, side, pool, &budget, random, Time::ZERO).unwrap()
         };
-        let mut line = Self {
+        Self {
             now: Time::ZERO,
             ends: [open(Side::Client), open(Side::Server)],
             budget: budget.clone(),
             in_transit: Default::default(),
-        };
-        line.run(ONE_WAY * 10, |_| {});
-        assert!(line.ends.iter().all(Session::is_peer_ours));
-        line
+        }
     }
 
     /// The server begins anew, and knows nothing of the session.

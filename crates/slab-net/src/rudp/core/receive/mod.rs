@@ -192,6 +192,11 @@ impl ReceiveQueue {
 
     /// Segments from `next` on that the peer may send.
     pub(super) fn advertised(&self) -> u32 {
+        if self.at_end {
+            // Nothing comes into it. A peer that was told of none would go on asking; and one that has begun anew would
+            // wait for room for ever, instead of seeing that nothing is taken.
+            return DEFAULT_WINDOW;
+        }
         if self.narrowed {
             return self.first_window();
         }
