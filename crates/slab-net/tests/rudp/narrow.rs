@@ -196,10 +196,7 @@ async fn over_a_stalled_link_without_memory() {
     let lost = async {
         while clients.stats().send_errors == 0 {
             let written = timeout(Duration::from_millis(10), client.write(&[7; 60_000])).await;
-            if let Ok(Err(error)) = written {
-                assert_eq!(error.kind(), io::ErrorKind::OutOfMemory);
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
+            assert!(!matches!(written, Ok(Err(_))));
         }
     };
     timeout(Duration::from_secs(30), lost)

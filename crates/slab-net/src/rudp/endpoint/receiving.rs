@@ -8,7 +8,6 @@ use crate::packet::{Packet, PacketBuf};
 use core::future::{Future, poll_fn};
 use core::pin::pin;
 use core::task::{Poll, ready};
-use std::time::Duration;
 use tokio::task::coop::poll_proceed;
 
 impl Connection {
@@ -137,10 +136,6 @@ impl Connection {
     /// Waits for a buffer for a message of this length; `None` if that message no longer waits, or too many already
     /// wait for the pool.
     async fn wait_for_buffer(&self, bytes: usize) -> Option<PacketBuf> {
-        /// How long to pause if too many already wait, and before looking again for a larger chunk than needed, for
-        /// which one cannot wait at the same time: as long as this has taken so far, within these bounds.
-        const RETRY_DELAYS: (Duration, Duration) =
-            (Duration::from_millis(10), Duration::from_millis(160));
         let link = self.link();
         let pool = &link.shared.context.pool;
         let mut alloc = pin!(pool.alloc(bytes));
@@ -164,10 +159,8 @@ impl Connection {
             if inner.session.next_message_bytes() != Some(bytes) {
                 return Poll::Ready(None);
             }
-            // By the endpoint's task, which wakes readers: this one may be outside of any runtime.
-            let now = link.shared.now();
-            let delay = now.since(since).clamp(RETRY_DELAYS.0, RETRY_DELAYS.1);
-            link.arm_at(&mut inner, now + delay);
+            // If too many already wait; and for a larger chunk than needed, for which one cannot wait at the same time.
+            link.look_again_for_memory(&mut inner, since);
             // Woken if the session ends, or another task takes the message.
             inner.awaited_bytes = bytes as u32;
             inner.wait_to_read(&mut waiting.wait, cx.waker());

@@ -1,6 +1,8 @@
 //! [`Stream`]: a session as a stream of bytes.
 
 use super::super::core::Session;
+use super::super::error::SendError;
+use super::super::time::Time;
 use super::connection::{Connection, wait_to_send};
 use super::receiving::end_of_input;
 use super::wakers::Wait;
@@ -20,10 +22,8 @@ use tokio::task::coop::poll_proceed;
 /// linger time that it runs this library, does shutting down close the session in both directions: KCP has no
 /// half-close. What such a peer sends after that is lost, as is what was received but not read by then.
 ///
-/// A write waits while what is in flight uses up the window or the memory. It fails as
-/// [`OutOfMemory`](io::ErrorKind::OutOfMemory) if there is no memory and nothing in flight whose acknowledgement
-/// would free some. The session goes on: the next write may succeed. A `Framed` still has the frame then: flush it
-/// again, after a pause. `write_all` cannot be continued, as it does not say how much it wrote.
+/// A write waits while what is in flight uses up the window or the memory. If others have the memory it waits, too, and
+/// looks again now and then for as long as the session lasts: what it waits for may be memory that its own task holds.
 ///
 /// Dropping the stream closes the session, also after shutting down, unless clones of its
 /// [`connection`](Self::connection) are left: what the peer has not taken within the [linger
@@ -62,6 +62,8 @@ pub struct Stream {
     front: Packet,
     /// To read, to write, or both.
     wait: Wait,
+    /// Since when a write has waited for memory that others have.
+    no_memory_since: Option<Time>,
 }
 
 impl Drop for Stream {
@@ -76,6 +78,7 @@ impl Stream {
             connection,
             front: Packet::new(),
             wait: Wait::default(),
+            no_memory_since: None,
         }
     }
 
@@ -149,7 +152,7 @@ impl Stream {
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let coop = ready!(poll_proceed(cx));
-        let (written, inner) = self.connection.with_guard(|inner| {
+        let (written, mut inner) = self.connection.with_guard(|inner| {
             let mut total = 0;
             for slice in slices {
                 match inner.session.write(slice) {
@@ -166,14 +169,29 @@ impl Stream {
             }
             Ok(total)
         });
+        let link = self.connection.link();
+        let since = self.no_memory_since.take();
         let written = match written {
             Ok(written) => Ok(written),
+            // No acknowledgement will free any.
+            Err(SendError::NoMemory) if inner.session.is_sent() => {
+                let since = *self
+                    .no_memory_since
+                    .insert(since.unwrap_or(link.shared.now()));
+                inner.wait_to_write(&mut self.wait, cx.waker());
+                link.look_again_for_memory(&mut inner, since);
+                return Poll::Pending;
+            }
             Err(error) => {
                 let refused = wait_to_send(inner, &mut self.wait, cx, error);
                 Err(ready!(refused).into())
             }
         };
         coop.made_progress();
+        if let Some(since) = since {
+            let waited = link.shared.now().since(since);
+            link.shared.context.measures.blocked_sending(waited);
+        }
         Poll::Ready(written)
     }
 }
@@ -188,6 +206,7 @@ impl AsyncRead for Stream {
             connection,
             front,
             wait,
+            ..
         } = self.get_mut();
         let coop = ready!(poll_proceed(cx));
         let before = buf.filled().len();

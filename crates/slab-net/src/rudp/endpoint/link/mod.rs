@@ -10,6 +10,7 @@ use super::wakers::{Wait, Wakers, Woken};
 use crate::packet::Packet;
 use core::ops::{Deref, DerefMut};
 use core::task::Waker;
+use core::time::Duration;
 use slab_core::{HeldWakes, hold_wakes};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -295,6 +296,15 @@ impl Link {
             inner.armed = Some(at);
             self.shared.arm(self.place, at);
         }
+    }
+
+    /// Has the endpoint's task wake who waits for memory that others have (a caller may be outside of any runtime): after as
+    /// long as that has taken so far, within bounds.
+    pub(super) fn look_again_for_memory(&self, inner: &mut Inner, since: Time) {
+        const SOONEST: Duration = Duration::from_millis(10);
+        const LATEST: Duration = Duration::from_millis(160);
+        let now = self.shared.now();
+        self.arm_at(inner, now + now.since(since).clamp(SOONEST, LATEST));
     }
 
     /// Removes it from the table, once.
