@@ -153,15 +153,18 @@ impl Drop for Account {
     }
 }
 
+/// What the window for a message of 256 segments takes, in bytes, with an MTU of 1400 and the default size classes.
+const WINDOW_OF_A_MESSAGE: usize = 512 << 10;
+
 /// An [`Account`] for what is sent, which is counted apart, too.
 #[derive(Debug)]
 pub(super) struct SendAccount(Account);
 
 impl SendAccount {
     /// Reserves `bytes` more; if they do not fit, reserves nothing and returns `false`. Leaves a sixteenth of the limit to
-    /// windows that a message fills, as far as they may take that: two ends that had used up their memory for long
-    /// messages would each wait for the other's window to grow. If nobody else sends, it may take all, as nothing would
-    /// be given back.
+    /// windows that a message fills, as far as they may take that, or an eighth if that is no more than one needs: two
+    /// ends that had used up their memory for long messages would each wait for the other's window to grow. If nobody else
+    /// sends, it may take all, as nothing would be given back.
     pub(super) fn reserve(&mut self, bytes: usize) -> bool {
         let budget = &self.0.budget;
         let left = match budget.sent() == self.0.bytes {
@@ -170,7 +173,9 @@ impl SendAccount {
                 .limit_for_messages()
                 .saturating_sub(budget.reserved()),
         };
-        let within = budget.limit() - left.min(budget.limit() / 16);
+        let limit = budget.limit();
+        let for_messages = (limit / 16).max(WINDOW_OF_A_MESSAGE.min(limit / 8));
+        let within = limit - left.min(for_messages);
         let reserved = self.0.reserve_within(within, bytes);
         self.count(bytes, reserved)
     }
@@ -235,18 +240,39 @@ mod tests {
     /// Neither takes what the other needs.
     #[test]
     fn what_is_sent_leaves_memory_to_messages_and_the_reverse() {
-        let budget = MemoryBudget::new(160);
+        const M: usize = 1 << 20;
+        let budget = MemoryBudget::new(160 * M);
         let mut window = budget.account();
         let [mut one, mut other] = [(); 2].map(|()| budget.account_to_send());
-        assert!(window.reserve_promise(100) && one.reserve(10));
-        assert!(!other.reserve(41) && other.reserve(40));
-        assert!(!window.reserve_for_message(11) && window.reserve_for_message(10));
-        other.release(40);
-        assert!(!window.reserve_for_message(31) && window.reserve_for_message(30));
-        assert!(other.reserve(10), "windows have all that they may");
+        assert!(window.reserve_promise(100 * M) && one.reserve(10 * M));
+        assert!(!other.reserve(40 * M + 1) && other.reserve(40 * M));
+        assert!(!window.reserve_for_message(10 * M + 1) && window.reserve_for_message(10 * M));
+        other.release(40 * M);
+        assert!(!window.reserve_for_message(30 * M + 1) && window.reserve_for_message(30 * M));
+        assert!(other.reserve(10 * M), "windows have all that they may");
         drop((one, other));
-        window.release(40);
-        assert!(budget.account_to_send().reserve(60), "nobody else sends");
-        assert_eq!((budget.sent(), budget.reserved()), (0, 100));
+        window.release(40 * M);
+        assert!(
+            budget.account_to_send().reserve(60 * M),
+            "nobody else sends"
+        );
+        assert_eq!((budget.sent(), budget.reserved()), (0, 100 * M));
+    }
+
+    /// Where a sixteenth has no room for it.
+    #[test]
+    fn what_is_sent_leaves_room_for_one_message() {
+        for (limit, left) in [
+            (1 << 20, 128 << 10),
+            (4 << 20, 512 << 10),
+            (8 << 20, 512 << 10),
+        ] {
+            let budget = MemoryBudget::new(limit);
+            let [mut one, mut other] = [(); 2].map(|()| budget.account_to_send());
+            assert!(
+                one.reserve(1) && !other.reserve(limit - left) && other.reserve(limit - left - 1)
+            );
+            assert!(budget.account().reserve_for_message(left));
+        }
     }
 }

@@ -121,24 +121,27 @@ fn exchange(
 /// for that.
 #[test]
 fn long_messages_in_both_directions_do_not_wait_for_each_other() {
-    const SESSIONS: usize = 56;
     const MESSAGES: u32 = 4;
-    let long = [7; 60_000];
-    let mut counts = [[[0; 2]; 2]; SESSIONS];
-    let took = exchange(SESSIONS, 8 << 20, |number, ends| {
-        for (end, [sent, received]) in ends.iter_mut().zip(&mut counts[number]) {
-            if *sent == 0 {
-                end.send_slice(b"hello").unwrap();
-                *sent = 1;
+    // In the second case a sixteenth of the memory has no room for a message.
+    for (sessions, limit, bytes) in [(56, 8 << 20, 60_000), (8, 2 << 20, 200_000)] {
+        let long = vec![7; bytes];
+        let mut counts = vec![[[0; 2]; 2]; sessions];
+        let took = exchange(sessions, limit, |number, ends| {
+            for (end, [sent, received]) in ends.iter_mut().zip(&mut counts[number]) {
+                if *sent == 0 {
+                    end.send_slice(b"hello").unwrap();
+                    *sent = 1;
+                }
+                let knows = end.is_peer_window_known();
+                while knows && *sent <= MESSAGES && end.send_slice(&long).is_ok() {
+                    *sent += 1;
+                }
+                *received += u32::from(end.recv().is_some());
             }
-            while end.is_peer_window_known() && *sent <= MESSAGES && end.send_slice(&long).is_ok() {
-                *sent += 1;
-            }
-            *received += u32::from(end.recv().is_some());
-        }
-        counts[number].iter().all(|&[_, got]| got > MESSAGES)
-    });
-    assert!(took < Duration::from_secs(15), "{took:?}");
+            counts[number].iter().all(|&[_, got]| got > MESSAGES)
+        });
+        assert!(took < Duration::from_secs(15), "{took:?}");
+    }
 }
 
 /// Sessions that have had a long message, and say no more, do not keep the memory that others need for theirs until they

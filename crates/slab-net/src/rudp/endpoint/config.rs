@@ -146,17 +146,18 @@ impl EndpointConfig {
     /// for sending). A grown one is given back when its peer has finished; when nothing has come for the
     /// [keepalive](crate::rudp::SessionConfig::keepalive); when more than five eighths of this memory are reserved, and no
     /// data has come for 100 ms and two round trips; and when its session may take no more of it to send. Likewise, what is
-    /// sent while nothing else of its session is in flight may lie in all of it, but for a sixteenth if other sessions send
-    /// and windows may still grow, and more than that in three fourths, so that peers that take nothing leave room for new
-    /// sessions; and four unread [datagrams](super::Connection::recv_datagram) of each session in all of it, and more in
-    /// three fourths. Error correction goes on without what does not fit in three fourths. A session for which there is no
+    /// sent while nothing else of its session is in flight may lie in all of it, but for a sixteenth (below 8 MiB: an
+    /// eighth, or 512 KiB) if other sessions send and windows may still grow, and more than that in three fourths, so that
+    /// peers that take nothing leave room for new sessions; and four unread
+    /// [datagrams](super::Connection::recv_datagram) of each session in all of it, and more in three fourths. Error
+    /// correction goes on without what does not fit in three fourths. A session for which there is no
     /// memory is [refused](super::EndpointStats::refused_memory); its peer hears nothing, and times out.
     ///
     /// So two ends that are both short of memory, and send each other messages of more than 32 segments at the same time,
     /// wait for each other's windows to grow. A message whose turn does not come within the [idle
     /// timeout](crate::rudp::SessionConfig::idle_timeout) ends its session as
-    /// [`MessageTooLong`](crate::rudp::CloseReason::MessageTooLong): as now and then where the sixteenth has room for one
-    /// message only, and dozens of sessions wait for it.
+    /// [`MessageTooLong`](crate::rudp::CloseReason::MessageTooLong): as may happen where there is room for one at a time, and
+    /// dozens of sessions wait for it.
     ///
     /// ```
     /// use slab_net::PacketPool;
