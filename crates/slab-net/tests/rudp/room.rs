@@ -1,5 +1,6 @@
 //! Endpoints whose memory for sessions is taken.
 
+use crate::common::line::{Line, ONE_WAY, STEP};
 use crate::common::sockets::{TIMEOUT, accept, any, fast, pool, recv, wait_until};
 use slab_net::rudp::{
     Connection, Endpoint, EndpointConfig, MemoryBudget, OpenError, SendError, Session,
@@ -194,6 +195,77 @@ async fn a_window_of_no_use_is_given_back_soon_after_its_message_was_read() {
     assert_eq!(recv(there).await, b"more");
     wait_until(&server, "memory", |server| {
         server.stats().reserved_bytes == 3 * OPENING_BYTES
+    })
+    .await;
+}
+
+/// The peer may not hear of the smaller window, or its answer be lost: it is asked again, although no keepalive is due.
+#[test]
+fn a_window_of_no_use_is_given_back_although_questions_are_lost() {
+    let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
+    let budgets = [100, 6].map(|sessions| MemoryBudget::new(sessions * OPENING_BYTES));
+    let open = |side, budget| {
+        let config = SessionConfig::fast();
+        Session::open(3, &config, side, &pool, budget, 5 << 32, Time::ZERO).unwrap()
+    };
+    let mut line = Line {
+        now: Time::ZERO,
+        ends: [
+            open(Side::Client, &budgets[0]),
+            open(Side::Server, &budgets[1]),
+        ],
+        budget: budgets[1].clone(),
+        in_transit: Default::default(),
+    };
+    line.ends[0].send_slice(b"hello").unwrap();
+    line.run(ONE_WAY * 6, |_| {});
+    line.ends[0].send_slice(&[7; 200_000]).unwrap();
+    let mut read = 0;
+    while read < 2 {
+        line.run(STEP, |ends| read += u32::from(ends[1].recv().is_some()));
+    }
+    let asked = line.ends[1].stats().probes;
+    // The next message would find it open.
+    line.run(Duration::from_millis(80), |_| {});
+    assert_eq!(line.ends[1].stats().probes, asked);
+    while line.ends[1].stats().probes < asked + 3 {
+        line.run(STEP, |_| {});
+        line.in_transit[0].clear();
+    }
+    assert!(budgets[1].reserved() > 4 * OPENING_BYTES);
+    line.run(Duration::from_secs(1), |_| {});
+    assert_eq!(budgets[1].reserved(), OPENING_BYTES);
+    assert!(line.now < Time::from_micros(4_000_000));
+}
+
+/// The same if memory becomes short only after the session has fallen silent: nothing tells it.
+#[tokio::test]
+async fn a_window_of_no_use_is_given_back_soon_after_others_made_memory_short() {
+    let pool = pool();
+    let session = SessionConfig::fast()
+        .keepalive(100 * TIMEOUT)
+        .idle_timeout(1000 * TIMEOUT);
+    let config = EndpointConfig::new(session).max_memory(16 * OPENING_BYTES);
+    let server = Endpoint::bind(any(), &pool, config).unwrap();
+    let client = Endpoint::bind(any(), &pool, fast()).unwrap();
+    let mut ends = Vec::new();
+    for number in 0..8 {
+        let here = client.connect(server.local_addr()).unwrap();
+        here.send_slice(b"hello").await.unwrap();
+        let there = accept(&server).await;
+        assert_eq!(recv(&there).await, b"hello");
+        if number == 0 {
+            here.send_slice(&[7; 200_000]).await.unwrap();
+            assert_eq!(recv(&there).await.len(), 200_000);
+            // Longer than a window of no use is kept where memory is short.
+            tokio::time::sleep(Duration::from_millis(800)).await;
+            let reserved = server.stats().reserved_bytes;
+            assert!(4 * OPENING_BYTES < reserved && reserved < 10 * OPENING_BYTES);
+        }
+        ends.push((here, there));
+    }
+    wait_until(&server, "memory", |server| {
+        server.stats().reserved_bytes <= 10 * OPENING_BYTES
     })
     .await;
 }

@@ -22,6 +22,9 @@ const KEEPALIVE_REPEATS: u32 = 4;
 /// How long a window that has grown may be of no use while others may lack its memory, but at least for two round trips.
 /// A peer that sends one long message after the other would wait for it to grow each time.
 const SURPLUS_KEPT: Duration = Duration::from_millis(100);
+/// How often a window of no use is looked at: others may make memory short, and nobody tells this session. After a long
+/// silence, an eighth of that.
+const SURPLUS_LOOK: Duration = Duration::from_secs(1);
 /// Segments sent again at each time-out. Their acknowledgements tell what else is lost.
 const PROBES_PER_TIMEOUT: usize = 4;
 
@@ -143,18 +146,32 @@ impl Session {
     }
 
     /// Has its window grown, is nothing in it, and does the peer believe that it may use it?
-    pub(super) fn holds_surplus(&self) -> bool {
+    pub(in super::super) fn holds_surplus(&self) -> bool {
         self.receive.is_grown_and_empty() && !self.receive.is_narrowed()
     }
 
     /// When what the window has grown by is to be given back, if memory is short and nothing comes. The session may not
     /// be idle: it may send.
-    pub(in super::super::super) fn surplus_at(&self) -> Option<Time> {
-        if !self.holds_surplus() || !self.context.budget.is_short() {
+    fn surplus_at(&self) -> Option<Time> {
+        if !self.receive.is_grown_and_empty() || !self.context.budget.is_short() {
             return None;
         }
-        let kept = SURPLUS_KEPT.max(2 * self.rtt_estimate().unwrap_or(INITIAL_RTO));
-        Some(self.now + kept.saturating_sub(self.receive.quiet_for(self.now)))
+        let mut kept = SURPLUS_KEPT.max(2 * self.rtt_estimate().unwrap_or(INITIAL_RTO));
+        let mut quiet = self.receive.quiet_for(self.now);
+        if self.receive.is_narrowed() {
+            // The question or its answer may be lost, and others may wait: asks again, after twice the time each time.
+            let asked = self.peer.wask_sent_at.filter(|_| !self.send_wask)?;
+            let since = self.now.since(asked);
+            kept = kept.max(quiet.saturating_sub(since));
+            quiet = since;
+        }
+        Some(self.now + kept.saturating_sub(quiet))
+    }
+
+    /// When to look again at a session that [holds a surplus](Self::holds_surplus) and that nobody calls meanwhile: others
+    /// may make memory short.
+    pub(in super::super) fn look_again_at(&self, now: Time) -> Time {
+        now + SURPLUS_LOOK.max(self.receive.quiet_for(now) / 8)
     }
 
     /// When the oldest segment in flight is overdue.

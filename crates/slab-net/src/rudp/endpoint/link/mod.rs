@@ -273,7 +273,7 @@ impl Link {
         let tells_peer = session.owes_window_segment();
         if tells_peer || session.ended().is_some() || guard.awaited_bytes > 0 {
             self.settle(guard, self.shared.now(), false);
-        } else if session.surplus_at().is_some() {
+        } else if session.holds_surplus() {
             self.arm(guard);
         }
     }
@@ -281,9 +281,17 @@ impl Link {
     /// Sets the timer. While the socket is full, only for the session's end: anything else due could not be sent,
     /// and is looked at again once it can.
     pub(super) fn arm(&self, inner: &mut Inner) {
+        let session = &inner.session;
         let next = match inner.unsent {
-            None => inner.session.poll_timeout(),
-            Some(_) => inner.session.poll_end(),
+            None => {
+                let look = || session.look_again_at(self.shared.now());
+                let surplus = session.holds_surplus().then(look);
+                [session.poll_timeout(), surplus]
+                    .into_iter()
+                    .flatten()
+                    .min()
+            }
+            Some(_) => session.poll_end(),
         };
         if let Some(at) = next {
             self.arm_at(inner, at);
