@@ -108,6 +108,15 @@ impl Session {
         SendError::NoMemory
     }
 
+    /// Would the budget have room for these bytes if no other session had any of it? Otherwise nobody can make room for
+    /// them.
+    pub(in super::super) fn fits_budget_alone(&self, bytes: usize) -> bool {
+        let (context, first) = (&self.context, self.receive.first_reservation());
+        let segment = HEADER_BYTES + bytes.min(context.config.mss()) + context.pool.room();
+        let chunk = context.pool.slab().size_classes().round_up(segment);
+        chunk.is_some_and(|chunk| first + chunk <= context.budget.limit())
+    }
+
     /// Queues bytes for sending, without boundaries, and returns how many it took, at least one. For sessions
     /// [in stream mode](super::super::SessionConfig::stream).
     ///

@@ -134,8 +134,8 @@ pub struct EndpointStats {
     pub unopened: u64,
     /// The round-trip times that sessions have measured.
     pub round_trips: RoundTripTimes,
-    /// How long sessions had something to send and no memory to keep it in, until acknowledgements freed some: the
-    /// sum over all sessions.
+    /// How long sessions had something to send and no memory to keep it in, until acknowledgements freed some, or, with
+    /// a [`Stream`](super::Stream), others did: the sum over all sessions.
     pub blocked_sending: Duration,
     /// How long peers filled a whole window that could not grow for want of memory in the budget: the sum over all
     /// sessions.

@@ -4,6 +4,7 @@ use super::super::core::Session;
 use super::super::error::SendError;
 use super::super::time::Time;
 use super::connection::{Connection, wait_to_send};
+use super::link::LONGEST_LOOK;
 use super::receiving::end_of_input;
 use super::wakers::Wait;
 use crate::packet::Packet;
@@ -24,6 +25,8 @@ use tokio::task::coop::poll_proceed;
 ///
 /// A write waits while what is in flight uses up the window or the memory. If others have the memory it waits, too, and
 /// looks again now and then for as long as the session lasts: what it waits for may be memory that its own task holds.
+/// It fails as [`OutOfMemory`](io::ErrorKind::OutOfMemory) if the endpoint's
+/// [memory](super::EndpointConfig::max_memory) has no room for a segment beside the session's first window.
 ///
 /// Dropping the stream closes the session, also after shutting down, unless clones of its
 /// [`connection`](Self::connection) are left: what the peer has not taken within the [linger
@@ -62,8 +65,8 @@ pub struct Stream {
     front: Packet,
     /// To read, to write, or both.
     wait: Wait,
-    /// Since when a write has waited for memory that others have.
-    no_memory_since: Option<Time>,
+    /// Since when a write has waited for memory that others have, and when it last looked.
+    no_memory: Option<(Time, Time)>,
 }
 
 impl Drop for Stream {
@@ -78,7 +81,7 @@ impl Stream {
             connection,
             front: Packet::new(),
             wait: Wait::default(),
-            no_memory_since: None,
+            no_memory: None,
         }
     }
 
@@ -170,14 +173,23 @@ impl Stream {
             Ok(total)
         });
         let link = self.connection.link();
-        let since = self.no_memory_since.take();
+        let since = self.no_memory.take().map(|(since, looked)| {
+            // Its caller may have given that write up since, and this be another one.
+            let waited = link.shared.now().since(looked).min(LONGEST_LOOK);
+            link.shared.context.measures.blocked_sending(waited);
+            since
+        });
+        let first = slices.iter().map(|slice| slice.len()).find(|&len| len > 0);
         let written = match written {
             Ok(written) => Ok(written),
-            // No acknowledgement will free any.
-            Err(SendError::NoMemory) if inner.session.is_sent() => {
-                let since = *self
-                    .no_memory_since
-                    .insert(since.unwrap_or(link.shared.now()));
+            // No acknowledgement will free any, but others may.
+            Err(SendError::NoMemory)
+                if inner.session.is_sent()
+                    && inner.session.fits_budget_alone(first.unwrap_or_default()) =>
+            {
+                let now = link.shared.now();
+                let since = since.unwrap_or(now);
+                self.no_memory = Some((since, now));
                 inner.wait_to_write(&mut self.wait, cx.waker());
                 link.look_again_for_memory(&mut inner, since);
                 return Poll::Pending;
@@ -188,10 +200,6 @@ impl Stream {
             }
         };
         coop.made_progress();
-        if let Some(since) = since {
-            let waited = link.shared.now().since(since);
-            link.shared.context.measures.blocked_sending(waited);
-        }
         Poll::Ready(written)
     }
 }

@@ -208,6 +208,11 @@ impl ReceiveQueue {
         DEFAULT_WINDOW.min(self.max_window)
     }
 
+    /// What the first window has reserved, in bytes.
+    pub(super) fn first_reservation(&self) -> usize {
+        reservation(self.first_window(), self.slot())
+    }
+
     /// Has the window grown, and is nothing in it?
     pub(super) fn is_grown_and_empty(&self) -> bool {
         self.window > self.first_window() && self.holds_nothing()
@@ -244,7 +249,7 @@ impl ReceiveQueue {
             let first = self.first_window();
             let all = self.account.bytes();
             self.window = first;
-            self.account.release(all - reservation(first, self.slot()));
+            self.account.release(all - self.first_reservation());
             self.train = Train::default();
         }
     }

@@ -26,6 +26,9 @@ pub(super) struct Link {
     inner: Mutex<Inner>,
 }
 
+/// How long who waits for memory that others have sleeps at most before it looks again.
+pub(super) const LONGEST_LOOK: Duration = Duration::from_millis(160);
+
 /// Datagrams that the socket had no room for, and the length of each.
 pub(super) type Unsent = Option<(Packet, usize)>;
 
@@ -310,9 +313,8 @@ impl Link {
     /// long as that has taken so far, within bounds.
     pub(super) fn look_again_for_memory(&self, inner: &mut Inner, since: Time) {
         const SOONEST: Duration = Duration::from_millis(10);
-        const LATEST: Duration = Duration::from_millis(160);
         let now = self.shared.now();
-        self.arm_at(inner, now + now.since(since).clamp(SOONEST, LATEST));
+        self.arm_at(inner, now + now.since(since).clamp(SOONEST, LONGEST_LOOK));
     }
 
     /// Removes it from the table, once.
