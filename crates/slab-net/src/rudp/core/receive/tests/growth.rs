@@ -2,6 +2,7 @@
 
 use super::*;
 use core::ops::Range;
+use core::time::Duration;
 
 const RTT: Duration = Duration::from_millis(20);
 
