@@ -39,9 +39,12 @@ impl WindowPeer {
 
     fn acknowledges(&mut self, una: u32, wnd: u16) {
         let bare = bare_header(7, Command::TellWindow);
-        let told = datagram(Header { wnd, una, ..bare }, b"");
-        let told = self.pool.try_copy_from_slice(&told).unwrap();
-        self.session.handle_datagram(self.now, told).unwrap();
+        self.hears(&datagram(Header { wnd, una, ..bare }, b""));
+    }
+
+    fn hears(&mut self, datagram: &[u8]) {
+        let datagram = self.pool.try_copy_from_slice(datagram).unwrap();
+        self.session.handle_datagram(self.now, datagram).unwrap();
     }
 
     /// The commands that it is sent.
@@ -521,4 +524,41 @@ fn a_window_keeps_its_size_if_data_overtakes_the_shrinking_wask() {
     assert_eq!(world.ends[1].stats().dropped_beyond_window, 0);
     let received = std::iter::from_fn(|| world.ends[1].recv()).count();
     assert_eq!(received, 300);
+}
+
+/// A peer that acknowledges before its reader has taken what came tells a larger window in its answer. That is no reason to
+/// keep what ours has grown by until the session is idle.
+#[test]
+fn a_window_of_no_use_is_given_back_although_the_answer_brings_news() {
+    let mut peer = WindowPeer::new();
+    let budget = MemoryBudget::new(300_000);
+    let (config, pool) = (SessionConfig::fast(), &peer.pool);
+    let open = Session::open(7, &config, Side::Client, pool, &budget, 1, Time::ZERO);
+    peer.session = open.unwrap();
+    let first = peer.session.reserved_bytes();
+    for sn in 0..100 {
+        let header = Header {
+            sn,
+            frg: 99 - sn as u8,
+            len: 1000,
+            ..bare_header(7, Command::Push)
+        };
+        peer.hears(&datagram(header, &[7; 1000]));
+        peer.drain_commands();
+    }
+    assert_eq!(peer.session.recv().unwrap().len(), 100_000);
+    assert!(peer.session.reserved_bytes() > 2 * first);
+
+    peer.session.send_slice(b"answer").unwrap();
+    peer.drain_commands();
+    peer.acknowledges(1, 127);
+    for _ in 0..200 {
+        peer.now = peer.now + 10 * MS;
+        peer.session.handle_timeout(peer.now);
+        if peer.drain_commands().contains(&Command::AskWindow) {
+            peer.acknowledges(1, 128);
+        }
+    }
+    assert_eq!(peer.session.reserved_bytes(), first);
+    assert!(peer.session.stats().probes < 5);
 }
