@@ -146,7 +146,7 @@ impl Session {
     }
 
     /// Has its window grown, is nothing in it, and does the peer believe that it may use it?
-    pub(in super::super) fn holds_surplus(&self) -> bool {
+    pub(super) fn holds_surplus(&self) -> bool {
         self.receive.is_grown_and_empty() && !self.receive.is_narrowed()
     }
 
@@ -168,10 +168,12 @@ impl Session {
         Some(self.now + kept.saturating_sub(quiet))
     }
 
-    /// When to look again at a session that [holds a surplus](Self::holds_surplus) and that nobody calls meanwhile: others
-    /// may make memory short.
-    pub(in super::super) fn look_again_at(&self, now: Time) -> Time {
-        now + SURPLUS_LOOK.max(self.receive.quiet_for(now) / 8)
+    /// When to look again at a session that holds what others may need, if nobody calls it meanwhile: they may make memory
+    /// short, if it is not.
+    pub(in super::super) fn look_again_at(&self) -> Option<Time> {
+        let look = || self.now + SURPLUS_LOOK.max(self.receive.quiet_for(self.now) / 8);
+        let at = || self.surplus_at().unwrap_or_else(look);
+        self.holds_surplus().then(at)
     }
 
     /// When the oldest segment in flight is overdue.

@@ -274,10 +274,11 @@ impl Link {
         let session = &guard.session;
         // The peer has not heard of a session that has sent nothing so far.
         let tells_peer = session.owes_window_segment();
-        if tells_peer || session.ended().is_some() || guard.awaited_bytes > 0 {
+        // The window may be empty now.
+        let is_sooner = |at| guard.armed.is_none_or(|armed| at < armed);
+        let looks = session.look_again_at().is_some_and(is_sooner);
+        if tells_peer || looks || session.ended().is_some() || guard.awaited_bytes > 0 {
             self.settle(guard, self.shared.now(), false);
-        } else if session.holds_surplus() {
-            self.arm(guard);
         }
     }
 
@@ -285,18 +286,11 @@ impl Link {
     /// and is looked at again once it can.
     pub(super) fn arm(&self, inner: &mut Inner) {
         let session = &inner.session;
-        let next = match inner.unsent {
-            None => {
-                let look = || session.look_again_at(self.shared.now());
-                let surplus = session.holds_surplus().then(look);
-                [session.poll_timeout(), surplus]
-                    .into_iter()
-                    .flatten()
-                    .min()
-            }
-            Some(_) => session.poll_end(),
+        let times = match inner.unsent {
+            None => [session.poll_timeout(), session.look_again_at()],
+            Some(_) => [session.poll_end(), None],
         };
-        if let Some(at) = next {
+        if let Some(at) = times.into_iter().flatten().min() {
             self.arm_at(inner, at);
         }
     }
