@@ -272,7 +272,7 @@ families! {
     RUDP_WINDOW_REFUSED_TOTAL = Counter "slab_rudp_window_refused_total",
         "Times that a receive window did not grow for want of memory.";
     RUDP_WINDOW_PROBES_TOTAL = Counter "slab_rudp_window_probes_total",
-        "Questions for the peer's window: the first one, signs of life, to measure round trips, or because it was closed.";
+        "Questions for the peer's window: the first one, signs of life, to measure round trips, because it was closed, or to give ours back.";
     RUDP_UNRELIABLE_DATAGRAMS_TOTAL = Counter "slab_rudp_unreliable_datagrams_total",
         "Unreliable datagrams of sessions, by direction.";
     RUDP_DROPPED_UNRELIABLE_DATAGRAMS_TOTAL = Counter "slab_rudp_dropped_unreliable_datagrams_total",
