@@ -511,12 +511,11 @@ impl Machine {
             }
             Op::Compact(s) => match self.take(s) {
                 Some(Pair::Frozen(a, b)) => {
-                    let (pinned, class) = (a.pinned_bytes(), a.class());
+                    let (pinned, class, at) = (a.pinned_bytes(), a.class(), a.as_ptr());
                     let a = self.pool.compact(a);
+                    let is_copy = a.as_ptr() != at && !a.is_empty();
                     // Behind `Bytes`, the pool knows of more than the packet.
-                    let knew_more = class.is_none() && a.class().is_some();
-                    assert!(a.pinned_bytes() <= pinned || knew_more);
-                    let is_copy = a.pinned_bytes() < pinned || knew_more;
+                    assert!(a.pinned_bytes() <= pinned || is_copy && class.is_none());
                     COMPACTED.fetch_add(u64::from(is_copy), Relaxed);
                     self.push(Pair::Frozen(a, b));
                 }
