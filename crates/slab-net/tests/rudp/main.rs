@@ -33,6 +33,7 @@ mod room;
 mod send_errors;
 mod short;
 mod stall;
+mod stream_memory;
 mod tasks;
 #[cfg(target_os = "linux")]
 #[path = "../udp/common/mod.rs"]

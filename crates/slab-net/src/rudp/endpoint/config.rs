@@ -150,8 +150,8 @@ impl EndpointConfig {
     /// eighth, or 512 KiB) if other sessions send and windows may still grow, and more than that in three fourths, so that
     /// peers that take nothing leave room for new sessions; and four unread
     /// [datagrams](super::Connection::recv_datagram) of each session in all of it, and more in three fourths. Error
-    /// correction goes on without what does not fit in three fourths. A session for which there is no
-    /// memory is [refused](super::EndpointStats::refused_memory); its peer hears nothing, and times out.
+    /// correction goes on without what does not fit in three fourths. A session for which there is no memory is
+    /// [refused](super::EndpointStats::refused_memory); its peer hears nothing, and times out.
     ///
     /// So two ends that are both short of memory, and send each other messages of more than 32 segments at the same time,
     /// wait for each other's windows to grow. A message whose turn does not come within the [idle

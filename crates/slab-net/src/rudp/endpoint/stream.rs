@@ -179,13 +179,12 @@ impl Stream {
             link.shared.context.measures.blocked_sending(waited);
             since
         });
-        let first = slices.iter().map(|slice| slice.len()).find(|&len| len > 0);
         let written = match written {
             Ok(written) => Ok(written),
             // No acknowledgement will free any, but others may.
             Err(SendError::NoMemory)
                 if inner.session.is_sent()
-                    && inner.session.fits_budget_alone(first.unwrap_or_default()) =>
+                    && inner.session.fits_budget_alone(first_bytes(slices)) =>
             {
                 let now = link.shared.now();
                 let since = since.unwrap_or(now);
@@ -202,6 +201,12 @@ impl Stream {
         coop.made_progress();
         Poll::Ready(written)
     }
+}
+
+/// How many bytes a write begins with.
+fn first_bytes(slices: &[IoSlice<'_>]) -> usize {
+    let mut lens = slices.iter().map(|slice| slice.len());
+    lens.find(|&len| len > 0).unwrap_or_default()
 }
 
 impl AsyncRead for Stream {
