@@ -10,6 +10,7 @@
 use crate::class::{CHUNK_ALIGN, MAX_CHUNK_ALIGN};
 use crate::error::{BuildInError, ConfigError};
 use crate::sync::{AtomicU32, Ordering, Table};
+use crate::sys::room::Room;
 use crate::sys::{HUGE_PAGE, Region, asan};
 use core::mem::MaybeUninit;
 use core::ops::Range;
@@ -61,8 +62,12 @@ pub(crate) struct CommitRefused {
 
 impl Arena {
     /// Reserves as many whole slabs as fit under `max_memory`; backs none of them.
-    pub(crate) fn reserve(max_memory: usize, slab_bytes: usize) -> Result<Self, ConfigError> {
-        Self::new(max_memory, slab_bytes, |bytes| {
+    pub(crate) fn reserve(
+        room: &mut Room,
+        max_memory: usize,
+        slab_bytes: usize,
+    ) -> Result<Self, ConfigError> {
+        Self::new(room, max_memory, slab_bytes, |bytes| {
             let region =
                 Region::reserved(bytes).map_err(|errno| ConfigError::Reserve { bytes, errno })?;
             Ok(Memory::System(region))
@@ -71,6 +76,7 @@ impl Arena {
 
     /// Takes as many whole slabs as fit into the caller's memory, from its first page on.
     pub(crate) fn lent(
+        room: &mut Room,
         memory: &'static mut [MaybeUninit<u8>],
         slab_bytes: usize,
     ) -> Result<Self, BuildInError> {
@@ -84,7 +90,7 @@ impl Arena {
         let base = unsafe { first.add(skip) };
         let lent = |_| Ok(Memory::Lent { base, whole });
         // Not by `map_err`: its closure would have the reference, at whose use the pointers made from it end.
-        match Self::new(whole.len() - skip, slab_bytes, lent) {
+        match Self::new(room, whole.len() - skip, slab_bytes, lent) {
             Ok(arena) => Ok(arena),
             Err(error) => Err(BuildInError::new(error, memory)),
         }
@@ -104,6 +110,7 @@ impl Arena {
     }
 
     fn new(
+        room: &mut Room,
         max_memory: usize,
         slab_bytes: usize,
         memory: impl FnOnce(usize) -> Result<Memory, ConfigError>,
@@ -129,7 +136,7 @@ impl Arena {
             locked: false,
             slab_bytes,
             slabs,
-            slab_classes: Table::new(slabs)
+            slab_classes: Table::new(room, slabs)
                 .map_err(|errno| ConfigError::Reserve { bytes, errno })?,
         })
     }
@@ -310,17 +317,19 @@ mod tests {
 
     #[test]
     fn the_cap_is_whole_slabs_and_bounded() {
-        let arena = Arena::reserve(300 << 10, 128 << 10).unwrap();
+        let reserve =
+            |max_memory, slab_bytes| Arena::reserve(&mut Room::system(), max_memory, slab_bytes);
+        let arena = reserve(300 << 10, 128 << 10).unwrap();
         assert_eq!((arena.slabs(), arena.bytes()), (2, 256 << 10));
         assert_eq!(
-            Arena::reserve(1000, 65536).unwrap_err(),
+            reserve(1000, 65536).unwrap_err(),
             ConfigError::CapBelowOneSlab {
                 max_memory: 1000,
                 slab_bytes: 65536
             }
         );
         assert!(matches!(
-            Arena::reserve(usize::MAX, 65536).unwrap_err(),
+            reserve(usize::MAX, 65536).unwrap_err(),
             ConfigError::CapTooLarge { .. }
         ));
     }

@@ -26,6 +26,7 @@ use crate::class::MAX_CLASSES;
 use crate::class::geometry::{BATCH_MAX, ClassTable};
 use crate::sync::units::{with_units, write_units};
 use crate::sync::{AtomicU32, AtomicU64, Backoff, MODELLED, Mutex, Ordering, Table, Zeroable};
+use crate::sys::room::Room;
 use arrayvec::ArrayVec;
 
 /// No block: the end of a stack. Block 0 exists but is never used.
@@ -218,7 +219,7 @@ pub(crate) struct Depot {
     /// Lanes from here on are of no thread so far: nobody looks into them. Plain, as models need not see it: it grows
     /// before anything is put into the lane, so who learns of that in any way sees the lane.
     used_lanes: core::sync::atomic::AtomicU32,
-    pub(crate) open: [Mutex<Open>; MAX_CLASSES],
+    pub(crate) open: Table<Mutex<Open>>,
     /// How many chunks the open batches hold, for the statistics: a lock a class would be most of
     /// what a snapshot costs.
     open_lens: [StatCounter; MAX_CLASSES],
@@ -226,11 +227,8 @@ pub(crate) struct Depot {
 }
 
 impl Depot {
-    /// Blocks for `slabs` slabs and at most `movers` threads that move batches at the same time.
-    ///
-    /// # Errors
-    /// The system's error number, if it would not give the address range.
-    pub(crate) fn blocks(
+    fn blocks(
+        room: &mut Room,
         classes: &ClassTable,
         slabs: usize,
         movers: usize,
@@ -241,34 +239,37 @@ impl Depot {
         };
         let of_classes = (0..classes.count() as u8).map(batches_per_slab);
         let most = of_classes.max().unwrap_or(0) as usize;
-        Table::new(slabs * most + movers + 1)
+        Table::new(room, slabs * most + movers + 1)
     }
 
+    /// For `slabs` slabs and at most `movers` threads that move batches at the same time.
+    ///
     /// # Errors
-    /// As [`blocks`](Self::blocks).
-    pub(crate) fn lanes() -> Result<Table<Lane>, i32> {
-        Table::new(LANES)
-    }
-
-    /// Of [`blocks`](Self::blocks) and [`lanes`](Self::lanes), which can fail: to return all of a depot in a `Result`
-    /// takes several times its 8 KiB of stack.
-    pub(crate) fn new(blocks: Table<Batch>, lanes: Table<Lane>, classes: &ClassTable) -> Self {
+    /// The system's error number, if it would not give the memory.
+    pub(crate) fn new(
+        room: &mut Room,
+        classes: &ClassTable,
+        slabs: usize,
+        movers: usize,
+    ) -> Result<Self, i32> {
         let mut batch = [1; MAX_CLASSES];
         for (class, len) in (0..classes.count() as u8).zip(&mut batch) {
             *len = classes.geometry(class).batch;
         }
-        Self {
-            blocks,
+        let open = |_: &mut Room| Ok(Mutex::new(Open::new()));
+        Ok(Self {
+            blocks: Self::blocks(room, classes, slabs, movers)?,
             fresh: AtomicU32::new(NIL + 1),
-            lanes,
+            lanes: Table::new(room, LANES)?,
             used_lanes: core::sync::atomic::AtomicU32::new(1),
-            open: core::array::from_fn(|_| Mutex::new(Open::new())),
+            open: Table::filled(room, classes.count(), open)?,
             open_lens: core::array::from_fn(|_| StatCounter::new(0)),
             batch,
-        }
+        })
     }
 
     /// Returns the lane for one more cache beside those in `taken`: one with the fewest. Under the mutex of the slab layer.
+    #[cfg(feature = "std")]
     pub(crate) fn open_lane(&self, taken: impl Iterator<Item = u8>) -> u8 {
         let mut caches = [0_u32; LANES];
         for lane in taken {
@@ -472,8 +473,7 @@ mod tests {
 
     fn depot(slabs: usize, movers: usize) -> Depot {
         let classes = ClassTable::new(SizeClasses::explicit(&[1024]).unwrap(), 1 << 20);
-        let blocks = Depot::blocks(&classes, slabs, movers).unwrap();
-        Depot::new(blocks, Depot::lanes().unwrap(), &classes)
+        Depot::new(&mut Room::system(), &classes, slabs, movers).unwrap()
     }
 
     fn batch(depot: &Depot, first: u32) -> Vec<u32> {

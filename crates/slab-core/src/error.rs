@@ -80,6 +80,14 @@ pub enum ConfigError {
         /// The largest cap in bytes.
         limit: usize,
     },
+    /// Less was lent for the bookkeeping than it needs; only from
+    /// [`build_all_in`](crate::SlabPoolBuilder::build_all_in).
+    BookkeepingTooSmall {
+        /// The bytes that were lent for it.
+        bytes: usize,
+        /// So many are enough, wherever they begin; from a multiple of 128 on, 127 less.
+        needed: usize,
+    },
     /// As many pools exist as a process can have. [`SlabPool`](crate::SlabPool#many-pools) tells how many that is; one
     /// counts until its last chunk is freed.
     TooManyPools,
@@ -153,6 +161,10 @@ impl fmt::Display for ConfigError {
                 f,
                 "a cap of {max_memory} bytes is above the largest possible, {limit} bytes"
             ),
+            Self::BookkeepingTooSmall { bytes, needed } => write!(
+                f,
+                "{bytes} bytes were lent for the bookkeeping, which needs {needed} bytes"
+            ),
             Self::TooManyPools => {
                 write!(
                     f,
@@ -194,7 +206,8 @@ impl From<ConfigError> for std::io::Error {
             | E::NoObjects
             | E::CapBelowOneSlab { .. }
             | E::CapBelowClasses { .. }
-            | E::CapTooLarge { .. } => ErrorKind::InvalidInput,
+            | E::CapTooLarge { .. }
+            | E::BookkeepingTooSmall { .. } => ErrorKind::InvalidInput,
             E::TooManyPools => ErrorKind::QuotaExceeded,
             // Whatever the system calls it: a limit on locked memory has other numbers than ENOMEM, too.
             E::Back { .. } | E::Reserve { .. } => ErrorKind::OutOfMemory,
@@ -216,11 +229,24 @@ impl From<ConfigError> for std::io::Error {
 pub struct BuildInError {
     error: ConfigError,
     memory: &'static mut [MaybeUninit<u8>],
+    bookkeeping: &'static mut [MaybeUninit<u8>],
 }
 
 impl BuildInError {
     pub(crate) fn new(error: ConfigError, memory: &'static mut [MaybeUninit<u8>]) -> Self {
-        Self { error, memory }
+        let bookkeeping = &mut [];
+        Self {
+            error,
+            memory,
+            bookkeeping,
+        }
+    }
+
+    pub(crate) fn with_bookkeeping(self, bookkeeping: &'static mut [MaybeUninit<u8>]) -> Self {
+        Self {
+            bookkeeping,
+            ..self
+        }
     }
 
     /// Returns why; also the `source`.
@@ -233,6 +259,18 @@ impl BuildInError {
     #[must_use = "the memory is lost otherwise"]
     pub fn into_memory(self) -> &'static mut [MaybeUninit<u8>] {
         self.memory
+    }
+
+    /// Returns the memory as [`into_memory`](Self::into_memory) does, and what was lent for the bookkeeping: nothing but
+    /// after [`build_all_in`](crate::SlabPoolBuilder::build_all_in).
+    #[must_use = "the memory is lost otherwise"]
+    pub fn into_memory_and_bookkeeping(
+        self,
+    ) -> (
+        &'static mut [MaybeUninit<u8>],
+        &'static mut [MaybeUninit<u8>],
+    ) {
+        (self.memory, self.bookkeeping)
     }
 }
 
@@ -409,6 +447,7 @@ mod tests {
             E::CapBelowOneSlab { .. } => E::CapBelowOneSlab { max_memory: 1, slab_bytes: 2 },
             E::CapBelowClasses { .. } => E::CapBelowClasses { slabs: 1, classes: 2 },
             E::CapTooLarge { .. } => E::CapTooLarge { max_memory: 2, limit: 1 },
+            E::BookkeepingTooSmall { .. } => E::BookkeepingTooSmall { bytes: 1, needed: 2 },
             E::Back { .. } => E::Back { bytes: 1, errno: 12 },
             E::TooManyPools => E::TooManyPools,
             E::Reserve { .. } => E::Reserve { bytes: 1, errno: 12 },

@@ -24,15 +24,16 @@
 //! | many chunks in one step; chunks with several owners | [`ChunkBatch`], [`SharedChunk`] |
 //! | values of one type | [`Slab`], [`SlabBox`]; in a `static`, `StaticSlab` |
 //! | `Vec`, `Box` and maps in a pool | `SlabAllocator` |
-//! | a pool in memory of your own | [`SlabPoolBuilder::build_in`], [`SlabBuilder::build_in`], [`BuildInError`] |
+//! | a pool in memory of your own | [`SlabPoolBuilder::build_in`], [`SlabBuilder::build_in`], [`BuildInError`]; without an allocator, [`SlabPoolBuilder::build_all_in`] |
 //! | what is where; which classes fit | [`PoolStats`]; [`SizeHistogram`] |
 //!
 //! # Features
 //!
 //! | feature | default | what |
 //! |---|---|---|
-//! | `std` | yes | magazines, `mmap`, `StaticSlab`, waiting times. Without: `no_std` with `alloc`; [`Mode::DepotOnly`] by default |
-//! | `allocator-api2` | no | `SlabAllocator` |
+//! | `std` | yes | magazines, `mmap`, `StaticSlab`, waiting times; turns `alloc` on. Without: `no_std`; [`Mode::DepotOnly`] by default |
+//! | `alloc` | yes | waiting, oversize requests, histograms, events, pools that take their memory themselves. Without: [`SlabPoolBuilder::build_all_in`] alone, and no allocator |
+//! | `allocator-api2` | no | `SlabAllocator`; turns `alloc` on |
 //! | `leak-tracking` | no | `SlabPoolBuilder::track_leaks`, `SlabPool::live_chunks`; turns `std` on |
 //!
 //! # Not a global allocator
@@ -56,8 +57,20 @@
 
 #![cfg_attr(not(any(feature = "std", test)), no_std)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
+// Then what memory of the system's and waiting need is not used, nor what events report, and a name is a constant.
+#![cfg_attr(
+    not(feature = "alloc"),
+    allow(
+        dead_code,
+        unused_variables,
+        irrefutable_let_patterns,
+        noop_method_call,
+        clippy::useless_asref
+    )
+)]
 
 // Why the module that allocates is not called `alloc`.
+#[cfg(feature = "alloc")]
 extern crate alloc;
 
 #[cfg(not(target_pointer_width = "64"))]
@@ -72,6 +85,8 @@ mod diagnostics;
 mod directory;
 mod error;
 mod handle;
+#[cfg(not(feature = "alloc"))]
+mod no_events;
 mod pool;
 #[cfg(test)]
 mod proofs;
@@ -83,17 +98,23 @@ mod sys;
 #[cfg_attr(not(feature = "std"), allow(dead_code))] // No thread has magazines.
 mod thread_cache;
 mod typed;
+#[cfg(feature = "alloc")]
+mod wait;
+#[cfg(not(feature = "alloc"))]
+#[path = "wait/nobody.rs"]
 mod wait;
 
 #[cfg(feature = "allocator-api2")]
 pub use allocator::SlabAllocator;
 pub use class::{CHUNK_ALIGN, MAX_CHUNK_ALIGN, MAX_CHUNK_BYTES, MAX_CLASSES, SizeClasses};
+#[cfg(feature = "alloc")]
 pub use diagnostics::advisor::{Advice, SizeHistogram, Waste};
 #[cfg(feature = "leak-tracking")]
 pub use diagnostics::track::LiveChunk;
 pub use error::{AllocError, BuildInError, ConfigError, NotAChunk};
 pub use handle::batch::{ChunkBatch, IntoChunks};
 pub use handle::chunk::Chunk;
+#[cfg(feature = "alloc")]
 pub use handle::oversize::{AnyChunk, HeapChunk};
 pub use handle::shared::{Clones, SharedChunk};
 pub use handle::wipe::wipe;
@@ -104,6 +125,7 @@ pub use slab::growth::Growth;
 #[cfg(feature = "std")]
 pub use typed::{GlobalBox, GlobalTag, StaticSlab};
 pub use typed::{InsertError, Slab, SlabBox, SlabBuilder};
+#[cfg(feature = "alloc")]
 pub use wait::Alloc;
 #[cfg(feature = "std")]
 pub use wait::held_wakes::{HeldWakes, hold_wakes};

@@ -30,6 +30,8 @@
 
 use crate::class::MAX_CLASSES;
 use crate::error::AllocError;
+#[cfg(not(feature = "alloc"))]
+use crate::no_events as tracing;
 use crate::pool::inner::Inner;
 use crate::slab::{Carved, Slabs};
 use crate::sync::{MutexGuard, Ordering, heavy_barrier};

@@ -1,11 +1,20 @@
-//! A program without an operating system: a pool in each mode over a static region, beside a heap that takes nothing
-//! back and is as large as the documentation says; two processors use the pool at the same time.
+//! A program without an operating system: a pool in each mode over a static region, used by two processors at the same
+//! time. Its tables lie in another region, and there is no allocator; or, with the feature `heap`, on a heap that takes
+//! nothing back and is as large as the documentation says.
 #![no_std]
 #![no_main]
 
 mod board;
+#[cfg(feature = "heap")]
+mod heap;
+#[cfg(not(feature = "heap"))]
+mod lent;
 
-use core::alloc::{GlobalAlloc, Layout};
+#[cfg(feature = "heap")]
+use heap as tables;
+#[cfg(not(feature = "heap"))]
+use lent as tables;
+
 use core::array;
 use core::fmt::Write;
 use core::mem::MaybeUninit;
@@ -14,12 +23,7 @@ use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::SeqCst};
 use slab_core::{AllocError, Chunk, Mode, SizeClasses, SlabPool, SlabPoolBuilder};
 
 const CAP: usize = 256 << 10;
-/// The modes and what `SlabPoolBuilder::max_memory` says that building takes of the heap for this cap.
-const MODES: [(Mode, usize); 3] = [
-    (Mode::DepotOnly, CAP * 63 / 100 + (36 << 10)),
-    (Mode::Ring, CAP * 76 / 100 + (48 << 10)),
-    (Mode::Locked, CAP * 63 / 100 + (36 << 10)),
-];
+const MODES: [Mode; 3] = [Mode::DepotOnly, Mode::Ring, Mode::Locked];
 const CLASSES: [usize; 3] = [64, 1536, 16384];
 const STEPS: usize = if cfg!(debug_assertions) {
     100_000
@@ -31,30 +35,6 @@ const STEPS: usize = if cfg!(debug_assertions) {
 struct Region<const BYTES: usize>([MaybeUninit<u8>; BYTES]);
 static mut LENT: [Region<CAP>; MODES.len()] =
     [const { Region([MaybeUninit::uninit(); CAP]) }; MODES.len()];
-static mut HEAP: Region<{ 1 << 20 }> = Region([MaybeUninit::uninit(); _]);
-/// Bytes of the heap that were handed out.
-static TAKEN: AtomicUsize = AtomicUsize::new(0);
-static HEAP_END: AtomicUsize = AtomicUsize::new(0);
-
-struct Bump;
-
-// SAFETY: it hands out parts of the heap that do not overlap.
-unsafe impl GlobalAlloc for Bump {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let from = |taken: usize| taken.next_multiple_of(layout.align());
-        let end =
-            |taken| Some(from(taken) + layout.size()).filter(|&end| end <= HEAP_END.load(SeqCst));
-        let taken = TAKEN.fetch_update(SeqCst, SeqCst, end);
-        taken.map_or(null_mut(), |taken| {
-            (&raw mut HEAP).cast::<u8>().wrapping_add(from(taken))
-        })
-    }
-
-    unsafe fn dealloc(&self, _: *mut u8, _: Layout) {}
-}
-
-#[global_allocator]
-static BUMP: Bump = Bump;
 
 /// The pool of the present turn, and how often a processor was ready for a turn, or done with it.
 static POOL: AtomicPtr<SlabPool> = AtomicPtr::new(null_mut());
@@ -71,16 +51,14 @@ extern "C" fn begin(processor: usize) -> ! {
             use_pool(turn, 2);
         }
     }
-    for (turn, (mode, heap)) in MODES.into_iter().enumerate() {
-        let before = TAKEN.load(SeqCst);
-        HEAP_END.store(before + heap, SeqCst);
+    for (turn, mode) in MODES.into_iter().enumerate() {
         let region = (&raw mut LENT).cast::<Region<CAP>>().wrapping_add(turn);
         // SAFETY: each region is lent once, and nothing else refers to it.
         let lent = unsafe { &mut (*region).0 };
         let classes = SizeClasses::explicit(&CLASSES).unwrap();
         let builder = SlabPoolBuilder::default().mode(mode).size_classes(classes);
-        let mut pool = builder.build_in(lent).unwrap();
-        let built = TAKEN.load(SeqCst);
+        let mut tables = tables::Tables::default();
+        let mut pool = tables.build(builder, lent, mode);
         assert_eq!(pool.max_memory(), CAP);
         for len in CLASSES {
             exhaust(&pool, len);
@@ -98,16 +76,7 @@ extern "C" fn begin(processor: usize) -> ! {
                 .iter()
                 .all(|class| class.allocs == class.frees)
         );
-        assert_eq!(
-            TAKEN.load(SeqCst),
-            built,
-            "more of the heap after `build_in`"
-        );
-        let _ = writeln!(
-            board::Port,
-            "{mode:?}: {} of {heap} bytes of heap",
-            built - before
-        );
+        let _ = writeln!(board::Port, "{mode:?}: {} bytes of tables", tables.check());
     }
     board::exit(0)
 }

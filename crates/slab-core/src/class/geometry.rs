@@ -11,7 +11,6 @@ use crate::class::{CHUNK_ALIGN, MAX_CHUNK_BYTES, MAX_CLASSES, SizeClasses};
 use crate::directory::ClassNumbers;
 use crate::error::ConfigError;
 use crate::sync::MODELLED;
-use alloc::boxed::Box;
 
 /// In models, because a pool is built on the stack, of which loom's threads have little; and for Miri, where filling
 /// larger ones was most of what its tests took.
@@ -108,8 +107,7 @@ pub(crate) struct ClassTable {
 }
 
 impl ClassTable {
-    /// In a box, because it is 12 KiB long: copies of it would be most of the stack that building a pool takes.
-    pub(crate) fn new(classes: SizeClasses, max_memory: usize) -> Box<Self> {
+    pub(crate) fn new(classes: SizeClasses, max_memory: usize) -> Self {
         let slab_bytes = slab_bytes_for(classes.largest());
         let empty = Geometry {
             bytes: 0,
@@ -142,7 +140,7 @@ impl ClassTable {
             place: Place::new(0, 0, 0),
             bytes: 0,
         };
-        let mut table = Box::new(Self {
+        let mut table = Self {
             lookup: [None; TABLE_LEN],
             geometry,
             coarse: [none; COARSE_LEN],
@@ -151,7 +149,7 @@ impl ClassTable {
             slab_bytes,
             batch_bytes,
             numbers: ClassNumbers::NONE,
-        });
+        };
         table.fill_in_places();
         table
     }
@@ -278,10 +276,6 @@ impl ClassTable {
         self.classes.sizes().len()
     }
 
-    pub(crate) fn slab_bytes(&self) -> usize {
-        self.slab_bytes
-    }
-
     /// See [`batch_len`].
     pub(crate) fn batch_bytes(&self) -> usize {
         self.batch_bytes
@@ -331,14 +325,14 @@ mod tests {
         };
         for classes in lists {
             let table = ClassTable::new(classes.clone(), 64 << 20);
-            let slab_units = table.slab_bytes() / CHUNK_ALIGN;
+            let slab_units = table.slab_bytes / CHUNK_ALIGN;
             let counts_from = (SLABS * slab_units).next_power_of_two();
             let counts = (counts_from + SLABS * slab_units) >> table.least_count_shift();
             // The slab and the shift of the chunk whose count lies there.
             let mut taken = vec![None; counts];
             for class in 0..table.count() as u8 {
                 let g = table.geometry(class);
-                assert!(g.chunks_per_slab as usize * g.bytes <= table.slab_bytes());
+                assert!(g.chunks_per_slab as usize * g.bytes <= table.slab_bytes);
                 assert!(g.chunks_per_slab >= 4);
                 assert!((1..=BATCH_MAX as u32).contains(&g.batch));
                 let chunks = (0..SLABS)

@@ -10,6 +10,7 @@
 
 use crate::class::CHUNK_ALIGN;
 use crate::diagnostics::unit_set::UnitSet;
+use crate::sys::room::Room;
 use core::ptr::NonNull;
 
 /// An odd byte, so that neither an address nor a length made of it is plausible.
@@ -26,10 +27,14 @@ pub(crate) struct Hardening {
 impl Hardening {
     /// # Errors
     /// The system's error number, if it would not give the memory.
-    pub(crate) fn new(arena_bytes: usize, zero_on_free: bool) -> Result<Self, i32> {
+    pub(crate) fn new(
+        room: &mut Room,
+        arena_bytes: usize,
+        zero_on_free: bool,
+    ) -> Result<Self, i32> {
         Ok(Self {
             fill: if zero_on_free { 0 } else { POISON },
-            in_use: UnitSet::new(arena_bytes)?,
+            in_use: UnitSet::new(room, arena_bytes)?,
         })
     }
 

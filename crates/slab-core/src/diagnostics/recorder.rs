@@ -8,6 +8,7 @@ use crate::class::{CHUNK_ALIGN, MAX_CHUNK_BYTES};
 use crate::diagnostics::advisor::SizeHistogram;
 use crate::pool::SlabPool;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, Table};
+use crate::sys::room::Room;
 
 #[derive(Debug)]
 pub(crate) struct SizeRecorder {
@@ -21,9 +22,9 @@ pub(crate) struct SizeRecorder {
 impl SizeRecorder {
     /// # Errors
     /// The system's error number, if it would not give the memory.
-    pub(crate) fn new() -> Result<Self, i32> {
+    pub(crate) fn new(room: &mut Room) -> Result<Self, i32> {
         Ok(Self {
-            sizes: Table::new(2 * (MAX_CHUNK_BYTES / CHUNK_ALIGN))?,
+            sizes: Table::new(room, 2 * (MAX_CHUNK_BYTES / CHUNK_ALIGN))?,
             largest: AtomicU32::new(0),
             too_large: AtomicU64::new(0),
         })

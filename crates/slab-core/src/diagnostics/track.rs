@@ -10,6 +10,7 @@ use crate::pool::SlabPool;
 use crate::pool::inner::Inner;
 use crate::pool::request::Request;
 use crate::sync::{AtomicU64, Mutex, Ordering};
+use crate::sys::room::Room;
 use core::fmt;
 use core::num::NonZeroU32;
 use core::panic::Location;
@@ -64,11 +65,15 @@ pub(crate) struct Tracker {
 impl Tracker {
     /// # Errors
     /// The system's error number, if it would not give the memory.
-    pub(crate) fn new(arena_bytes: usize, one_in: NonZeroU32) -> Result<Self, i32> {
+    pub(crate) fn new(
+        room: &mut Room,
+        arena_bytes: usize,
+        one_in: NonZeroU32,
+    ) -> Result<Self, i32> {
         Ok(Self {
             one_in: u64::from(one_in.get()),
             allocs: AtomicU64::new(0),
-            tracked: UnitSet::new(arena_bytes)?,
+            tracked: UnitSet::new(room, arena_bytes)?,
             live: Mutex::new(BTreeMap::new()),
         })
     }

@@ -2,6 +2,7 @@
 
 use crate::class::CHUNK_ALIGN;
 use crate::sync::{AtomicU32, Ordering, Table};
+use crate::sys::room::Room;
 
 /// Chunks, each by the unit that it begins with. All accesses are relaxed: the chunk itself is passed on by ways that
 /// order them.
@@ -13,9 +14,9 @@ impl UnitSet {
     ///
     /// # Errors
     /// The system's error number, if it would not give the memory.
-    pub(crate) fn new(arena_bytes: usize) -> Result<Self, i32> {
+    pub(crate) fn new(room: &mut Room, arena_bytes: usize) -> Result<Self, i32> {
         let units = arena_bytes / CHUNK_ALIGN;
-        Table::new(units.div_ceil(32)).map(Self)
+        Table::new(room, units.div_ceil(32)).map(Self)
     }
 
     /// Adds a chunk; returns `true` if it was not in the set.

@@ -2,6 +2,7 @@
 
 pub(crate) mod batch;
 pub(crate) mod chunk;
+#[cfg(feature = "alloc")]
 pub(crate) mod oversize;
 pub(crate) mod raw;
 pub(crate) mod shared;

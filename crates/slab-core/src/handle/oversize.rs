@@ -24,18 +24,18 @@ pub(crate) struct Oversize {
 }
 
 impl Oversize {
-    pub(crate) fn new(max_bytes: usize, zero_on_free: bool) -> Arc<Self> {
-        Arc::new(Self {
-            max_bytes,
-            zero_on_free,
-            bytes: AtomicUsize::new(0),
-            allocs: AtomicU64::new(0),
-            refused: AtomicU64::new(0),
-        })
-    }
-
-    pub(crate) fn max_bytes(&self) -> usize {
-        self.max_bytes
+    /// None where nothing may be on the heap.
+    pub(crate) fn new(max_bytes: usize, zero_on_free: bool) -> Option<Arc<Self>> {
+        let account = || {
+            Arc::new(Self {
+                max_bytes,
+                zero_on_free,
+                bytes: AtomicUsize::new(0),
+                allocs: AtomicU64::new(0),
+                refused: AtomicU64::new(0),
+            })
+        };
+        (max_bytes > 0).then(account)
     }
 
     /// Bytes on the heap now.
@@ -249,11 +249,10 @@ impl SlabPool {
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn try_alloc_any(&self, len: usize) -> Result<AnyChunk, AllocError> {
         let inner = self.inner();
-        let oversize = &inner.oversize;
-        if len > self.size_classes().largest() && oversize.max_bytes() > 0 {
-            if let Some(recorder) = &inner.recorder {
-                recorder.record(len);
-            }
+        if let Some(oversize) = &inner.oversize
+            && len > self.size_classes().largest()
+        {
+            inner.record_request(len);
             return HeapChunk::new(oversize, len).map(AnyChunk::Heap);
         }
         self.try_alloc(len).map(AnyChunk::Pool)

@@ -2,6 +2,8 @@
 
 use crate::class::geometry::BATCH_MAX;
 use crate::error::AllocError;
+#[cfg(not(feature = "alloc"))]
+use crate::no_events as tracing;
 use crate::pool::inner::Inner;
 use crate::pool::request::Request;
 use crate::reclaim::{Collected, Reclaimed, SlabLayer};
@@ -379,9 +381,7 @@ impl Inner {
     #[cold]
     pub(crate) fn too_large_error(&self, requested: usize) -> AllocError {
         self.too_large.fetch_add(1, Ordering::Relaxed);
-        if let Some(recorder) = &self.recorder {
-            recorder.record(requested);
-        }
+        self.record_request(requested);
         AllocError::TooLarge {
             requested,
             largest: self.classes.classes().largest(),

@@ -2,16 +2,32 @@
 
 use crate::arena::Arena;
 use crate::class::SizeClasses;
-use crate::class::geometry::ClassTable;
-use crate::error::{BuildInError, ConfigError};
+use crate::class::geometry::slab_bytes_for;
+use crate::error::BuildInError;
+#[cfg(feature = "alloc")]
+use crate::error::ConfigError;
 use crate::pool::SlabPool;
 use crate::pool::inner::Inner;
 use crate::slab::growth::Growth;
 use crate::sys::page_size;
+use crate::sys::room::Room;
+#[cfg(feature = "alloc")]
+use alloc::borrow::Cow;
+#[cfg(feature = "alloc")]
 use alloc::string::String;
 use core::mem::MaybeUninit;
 #[cfg(feature = "leak-tracking")]
 use core::num::NonZeroU32;
+
+/// Without an allocator a pool's name is a constant.
+#[cfg(feature = "alloc")]
+pub(crate) type Name = Cow<'static, str>;
+#[cfg(not(feature = "alloc"))]
+pub(crate) type Name = &'static str;
+#[cfg(feature = "alloc")]
+const DEFAULT_NAME: Name = Cow::Borrowed("default");
+#[cfg(not(feature = "alloc"))]
+const DEFAULT_NAME: Name = "default";
 
 /// Where a pool keeps free chunks, which decides what an allocation and a free cost.
 ///
@@ -82,7 +98,7 @@ pub enum Backing {
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct SlabPoolBuilder {
-    pub(crate) name: String,
+    pub(crate) name: Name,
     pub(crate) size_classes: SizeClasses,
     pub(crate) max_memory: usize,
     pub(crate) mode: Mode,
@@ -90,19 +106,21 @@ pub struct SlabPoolBuilder {
     pub(crate) zero_on_free: bool,
     pub(crate) hardened: bool,
     pub(crate) guard_pages: bool,
+    #[cfg(feature = "alloc")]
     pub(crate) record_sizes: bool,
     #[cfg(feature = "leak-tracking")]
     pub(crate) track_leaks: Option<NonZeroU32>,
     pub(crate) growth: Growth,
     pub(crate) backing: Backing,
     pub(crate) huge_pages: bool,
+    #[cfg(feature = "alloc")]
     pub(crate) max_oversize_memory: usize,
 }
 
 impl Default for SlabPoolBuilder {
     fn default() -> Self {
         Self {
-            name: "default".into(),
+            name: DEFAULT_NAME,
             size_classes: SizeClasses::network(),
             max_memory: 64 << 20,
             mode: Mode::default(),
@@ -110,12 +128,14 @@ impl Default for SlabPoolBuilder {
             zero_on_free: false,
             hardened: false,
             guard_pages: false,
+            #[cfg(feature = "alloc")]
             record_sizes: false,
             #[cfg(feature = "leak-tracking")]
             track_leaks: None,
             growth: Growth::Slab,
             backing: Backing::OnDemand,
             huge_pages: false,
+            #[cfg(feature = "alloc")]
             max_oversize_memory: 0,
         }
     }
@@ -123,8 +143,16 @@ impl Default for SlabPoolBuilder {
 
 impl SlabPoolBuilder {
     /// Sets the pool's name in metrics and log events. Default: `default`.
+    #[cfg(feature = "alloc")]
     pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.name = name.into();
+        self.name = Cow::Owned(name.into());
+        self
+    }
+
+    /// Sets the pool's name. Default: `default`.
+    #[cfg(not(feature = "alloc"))]
+    pub fn name(mut self, name: &'static str) -> Self {
+        self.name = name;
         self
     }
 
@@ -140,12 +168,12 @@ impl SlabPoolBuilder {
     /// out of 512 KiB of addresses. (All of these count where the system promises no more than it has, as Windows, or Linux
     /// with `vm.overcommit_memory=2`, and where a process locks all of its memory by `mlockall`.) Chunks of 64 bytes that
     /// were each shared at some time take up to a seventh of their memory (14 % as measured), larger ones less. Without
-    /// the feature `std`, room for all of it is taken from the heap when the pool is built: of a cap that is a power of
+    /// the feature `std`, room for all of it is taken from the heap when the pool is built, or is
+    /// [lent](Self::build_all_in): of a cap that is a power of
     /// two, a fifth if the smallest chunks have 64 bytes, in [`Mode::Ring`] a third, and up to 180 KiB more, which counts
-    /// below 4 MiB: of 256 KiB it is 63 %, or 76 % (of chunks of 1536 bytes 40 or 41 %), and with many classes up to nine
-    /// tenths; of a cap just above a power of two, up to three fifths more.
-    /// While it is being built it takes 13 KiB more; from an allocator that takes nothing back, with the gaps that alignment
-    /// leaves, up to 36 KiB more, in [`Mode::Ring`] another 4 KiB for each class. Default: 64 MiB.
+    /// below 4 MiB: of 256 KiB it is 57 %, or 70 % (of chunks of 1536 bytes 34 or 35 %), and with many classes up to nine
+    /// tenths; of a cap just above a power of two, up to three fifths more. An allocator that takes nothing back also loses
+    /// the gaps that alignment leaves, up to 2 KiB, in [`Mode::Ring`] another 128 bytes for each class. Default: 64 MiB.
     ///
     /// A slab is four times the largest size class, rounded up to a power of two, but at least 64 KiB: 256 KiB
     /// with the default classes, 4 MiB with [`SizeClasses::general`]. It serves one class as long as any of its
@@ -314,6 +342,7 @@ impl SlabPoolBuilder {
     /// that all threads share (an allocation and its free took 19 ns in place of 2.4 on an AMD Zen 4). Takes 4 MiB of
     /// addresses, of which those pages are in memory that the requested sizes touch (without `mmap`, or the feature `std`,
     /// all of it).
+    #[cfg(feature = "alloc")]
     pub fn record_sizes(mut self, record: bool) -> Self {
         self.record_sizes = record;
         self
@@ -407,6 +436,7 @@ impl SlabPoolBuilder {
     /// Sets how many bytes of the heap requests above the largest size class may take at a time, on top
     /// of [`max_memory`](Self::max_memory). See [`try_alloc_any`](SlabPool::try_alloc_any). Default: none,
     /// such requests are refused.
+    #[cfg(feature = "alloc")]
     pub fn max_oversize_memory(mut self, bytes: usize) -> Self {
         self.max_oversize_memory = bytes;
         self
@@ -414,15 +444,15 @@ impl SlabPoolBuilder {
 
     /// Builds the pool: reserves its address range. Little memory is used yet (16 bytes a slab), unless
     /// [`backing`](Self::backing) asks for it; but without `mmap`, or the feature `std`, all of it is taken from
-    /// the heap. Building takes some 80 KiB of the stack, in a debug build 180 KiB.
+    /// the heap. Building takes some 60 KiB of the stack, in a debug build 150 KiB.
     ///
     /// # Errors
     /// A cap that does not hold one slab (in [`Mode::Ring`]: one a class) or cannot be addressed,
     /// [one pool too many](ConfigError::TooManyPools) in the process, or a system that will not reserve, or back,
     /// the memory.
+    #[cfg(feature = "alloc")]
     pub fn build(self) -> Result<SlabPool, ConfigError> {
-        let classes = ClassTable::new(self.size_classes.clone(), self.max_memory);
-        Inner::open(classes, &self).map(SlabPool::from_handle)
+        Inner::open(&self).map(SlabPool::from_handle)
     }
 
     /// Builds the pool over memory that the caller owns: a `static`, a region shared with a device,
@@ -446,42 +476,93 @@ impl SlabPoolBuilder {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// A fixed pool in a `static`, as a program without an operating system has it. It needs a global allocator, from
-    /// which building takes all the bookkeeping; after it, only what [waits](SlabPool::alloc), what is
-    /// [above the largest class](Self::max_oversize_memory) and a [histogram](SlabPool::size_histogram) take more. So without a heap, an allocator is enough that
-    /// hands out pieces of another `static`, of the size that [`max_memory`](Self::max_memory) says, and takes none back.
-    ///
-    /// ```
-    /// use core::mem::MaybeUninit;
-    /// use slab_core::{SizeClasses, SlabPool};
-    ///
-    /// #[repr(align(4096))]
-    /// struct Region([MaybeUninit<u8>; 256 << 10]);
-    /// static mut REGION: Region = Region([MaybeUninit::uninit(); 256 << 10]);
-    ///
-    /// // SAFETY: this runs once, and nothing else refers to the region.
-    /// let memory = unsafe { &mut (*(&raw mut REGION)).0 };
-    /// let classes = SizeClasses::explicit(&[1536])?;
-    /// let pool = SlabPool::builder().size_classes(classes).build_in(memory)?;
-    /// assert_eq!(pool.max_memory(), 256 << 10);
-    /// # Ok::<(), slab_core::ConfigError>(())
-    /// ```
+    /// The bookkeeping is taken from the heap while the pool is built, or with the feature `std` from the system; without
+    /// `std`, only what [waits](SlabPool::alloc), what is [above the largest class](Self::max_oversize_memory) and a
+    /// [histogram](SlabPool::size_histogram) take more after that. With [`build_all_in`](Self::build_all_in) it is lent, too.
     ///
     /// # Errors
     /// As `build`, with the memory, which the caller gets back. A heap without room for the bookkeeping is an error, too, but
-    /// for its first 13 KiB and some blocks of a few hundred bytes: for these it ends the program, as for any other.
+    /// for the count of the pool's handles, of 24 bytes, and the account of what is above the largest class: for these it
+    /// ends the program, as for any other.
+    #[cfg(feature = "alloc")]
     pub fn build_in(
         self,
         memory: &'static mut [MaybeUninit<u8>],
     ) -> Result<SlabPool, BuildInError> {
-        let classes = ClassTable::new(self.size_classes.clone(), memory.len());
-        let mut arena = Some(Arena::lent(memory, classes.slab_bytes())?);
-        Inner::open_in(&mut arena, classes, &self)
-            .map(SlabPool::from_handle)
-            .map_err(|error| {
-                // The arena is still here.
-                let memory = arena.map(Arena::into_lent).unwrap_or_default();
-                BuildInError::new(error, memory)
-            })
+        self.build_over(memory, Room::system())
+    }
+
+    /// Builds the pool over memory that the caller owns, as `build_in` does, with all bookkeeping in a second piece of it,
+    /// as a program without an operating system has it in a `static`. With the crate's feature `alloc` off there needs to be
+    /// no allocator; with it, the count of the pool's handles takes 24 bytes of the heap.
+    ///
+    /// With too little for the bookkeeping the [error](ConfigError::BookkeepingTooSmall) says how much is needed. That
+    /// depends on the options, on how many slabs fit into `memory`, and on the crate's features;
+    /// [`max_memory`](Self::max_memory) has figures for the case without `std`. In [`Mode::ThreadCached`], which needs `std`,
+    /// it is 1.4 MB more, for as many threads as can come, whose magazines the system gives all the same. Both pieces stay
+    /// lent when the pool is gone.
+    ///
+    /// ```
+    /// use core::mem::MaybeUninit;
+    /// use slab_core::{ConfigError, Mode, SizeClasses, SlabPool};
+    ///
+    /// #[repr(align(4096))]
+    /// struct Region<const BYTES: usize>([MaybeUninit<u8>; BYTES]);
+    /// static mut PACKETS: Region<{ 256 << 10 }> = Region([MaybeUninit::uninit(); _]);
+    /// static mut BOOKKEEPING: Region<{ 256 << 10 }> = Region([MaybeUninit::uninit(); _]);
+    ///
+    /// // SAFETY: this runs once, and nothing else refers to the regions.
+    /// let packets = unsafe { &mut (*(&raw mut PACKETS)).0 };
+    /// // SAFETY: as above.
+    /// let bookkeeping = unsafe { &mut (*(&raw mut BOOKKEEPING)).0 };
+    /// let classes = SizeClasses::explicit(&[1536])?;
+    /// let builder = SlabPool::builder().mode(Mode::DepotOnly).size_classes(classes);
+    ///
+    /// // How much? Asked at a desk, with nothing at hand.
+    /// let refused = builder.clone().build_all_in(packets, &mut []).unwrap_err();
+    /// let ConfigError::BookkeepingTooSmall { needed, .. } = refused.error() else {
+    ///     panic!("{}", refused.error());
+    /// };
+    /// assert!(needed <= bookkeeping.len());
+    ///
+    /// let pool = builder.build_all_in(refused.into_memory(), bookkeeping)?;
+    /// assert_eq!(pool.try_alloc(1500)?.capacity(), 1536);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As `build_in`, with both pieces, which the caller gets back; [`ConfigError::BookkeepingTooSmall`].
+    pub fn build_all_in(
+        self,
+        memory: &'static mut [MaybeUninit<u8>],
+        bookkeeping: &'static mut [MaybeUninit<u8>],
+    ) -> Result<SlabPool, BuildInError> {
+        self.build_over(memory, Room::lent(bookkeeping))
+    }
+
+    fn build_over(
+        mut self,
+        memory: &'static mut [MaybeUninit<u8>],
+        mut room: Room,
+    ) -> Result<SlabPool, BuildInError> {
+        self.max_memory = memory.len();
+        let slab_bytes = slab_bytes_for(self.size_classes.largest());
+        let refused = match Arena::lent(&mut room, memory, slab_bytes) {
+            Ok(arena) => {
+                let mut slot = Some(arena);
+                match Inner::open_in(&mut slot, &mut room, &self) {
+                    Ok(handle) => return Ok(SlabPool::from_handle(handle)),
+                    Err(error) => {
+                        // The arena is still there.
+                        let memory = slot.map(Arena::into_lent).unwrap_or_default();
+                        BuildInError::new(error, memory)
+                    }
+                }
+            }
+            Err(refused) => refused,
+        };
+        // SAFETY: the tables of what was not built are gone.
+        let bookkeeping = unsafe { room.into_lent() };
+        Err(refused.with_bookkeeping(bookkeeping))
     }
 }

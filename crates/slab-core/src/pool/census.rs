@@ -167,9 +167,9 @@ impl Inner {
                 0
             },
             too_large: self.too_large.load(Ordering::Relaxed),
-            oversize_bytes: self.oversize.bytes(),
-            oversize_allocs: self.oversize.allocs(),
-            oversize_refused: self.oversize.refused(),
+            oversize_bytes: 0,
+            oversize_allocs: 0,
+            oversize_refused: 0,
             commit_failures: 0,
             classes: ArrayVec::new(),
             batch_bytes: if self.has_magazines() {
@@ -178,6 +178,12 @@ impl Inner {
                 0
             },
         });
+        #[cfg(feature = "alloc")]
+        if let Some(oversize) = &self.oversize {
+            stats.oversize_bytes = oversize.bytes();
+            stats.oversize_allocs = oversize.allocs();
+            stats.oversize_refused = oversize.refused();
+        }
         let layer = self.slabs.lock();
         stats.committed_bytes = layer.slabs.committed() * self.arena.slab_bytes();
         stats.commit_failures = layer.slabs.commit_failures;

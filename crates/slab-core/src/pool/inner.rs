@@ -23,18 +23,23 @@
 
 use crate::arena::Arena;
 use crate::class::geometry::ClassTable;
+#[cfg(feature = "alloc")]
+use crate::class::geometry::slab_bytes_for;
 use crate::class::{CHUNK_ALIGN, MAX_CLASSES};
 use crate::depot::Depot;
 use crate::diagnostics::hardening::Hardening;
+#[cfg(feature = "alloc")]
 use crate::diagnostics::recorder::SizeRecorder;
 #[cfg(feature = "leak-tracking")]
 use crate::diagnostics::track::Tracker;
 use crate::error::ConfigError;
+#[cfg(feature = "alloc")]
 use crate::handle::oversize::Oversize;
 use crate::pool::allocate::Found;
-use crate::pool::builder::{Backing, Mode, SlabPoolBuilder};
+use crate::pool::builder::{Backing, Mode, Name, SlabPoolBuilder};
 use crate::pool::episode::Episode;
 use crate::pool::fork;
+use crate::pool::handle::{Handle, Home, SharedHandle};
 use crate::pool::request::Request;
 use crate::reclaim::SlabLayer;
 use crate::singles::Singles;
@@ -43,49 +48,18 @@ use crate::sync::handoff::HandoffMutex;
 use crate::sync::{
     AtomicBool, AtomicI64, AtomicU32, AtomicU64, MODELLED, Mutex, Ordering, Table, heavy_barrier,
 };
-use crate::sys::asan;
-use crate::sys::room_for_one;
+use crate::sys::room::{Piece, Room};
+use crate::sys::{asan, give_back, place_for};
 use crate::thread_cache::guard::CLOSED;
 use crate::thread_cache::magazine::Tally;
 use crate::thread_cache::registry::magazines;
-use alloc::boxed::Box;
-use alloc::sync::{Arc, Weak};
+#[cfg(feature = "alloc")]
+use alloc::sync::Arc;
+use core::alloc::Layout;
 use core::ptr::NonNull;
 
 /// The most threads that have magazines in one pool at the same time; further ones work without.
 const MAX_THREAD_CACHES: usize = if MODELLED { 4 } else { 4096 };
-
-/// What the handles of a pool share; its drop closes the pool.
-#[derive(Debug)]
-pub(crate) struct Handle {
-    inner: NonNull<Inner>,
-}
-
-// SAFETY: `Inner` is `Send + Sync`, and the handle is only a way to reach it.
-unsafe impl Send for Handle {}
-// SAFETY: as above.
-unsafe impl Sync for Handle {}
-
-impl Handle {
-    /// Not derived from a reference: chunks keep this pointer, and the last of them frees the pool
-    /// through it.
-    pub(crate) fn as_ptr(&self) -> NonNull<Inner> {
-        self.inner
-    }
-
-    #[cfg(feature = "std")]
-    pub(crate) fn inner(&self) -> &Inner {
-        // SAFETY: `Inner` lives at least until `close`, which the drop of this handle calls.
-        unsafe { self.inner.as_ref() }
-    }
-}
-
-impl Drop for Handle {
-    fn drop(&mut self) {
-        // SAFETY: `Inner::open` builds the only handle of an inner, and this is its last use.
-        unsafe { Inner::close(self.inner) };
-    }
-}
 
 /// A class's counters of what bypasses the magazines, and of those of threads that have ended.
 #[derive(Debug, Default)]
@@ -111,6 +85,7 @@ pub(crate) struct Uncached {
 impl Uncached {
     /// Adds the counters of an empty magazine that is about to go. Under the mutex of the slab layer, as every look
     /// at both.
+    #[cfg(feature = "std")]
     pub(crate) fn take_over(&self, ended: &Tally) {
         debug_assert_eq!(ended.cached, 0);
         for (counter, more) in [
@@ -154,23 +129,27 @@ pub(crate) struct Inner {
     pub(crate) under_pressure: AtomicBool,
     /// Chunks in callers' hands, once the pool is closed.
     pub(crate) live: AtomicI64,
-    pub(crate) home: Weak<Handle>,
-    pub(crate) name: Box<str>,
+    pub(crate) home: Home,
+    pub(crate) name: Name,
     pub(crate) max_thread_caches: usize,
     /// There are as many caches as allowed, and each has a thread. So further threads do not search all of them
     /// under the mutex at each allocation and free. Changes under that mutex. A plain atomic: a thread
     /// that sees an old value searches in vain, or goes without a cache once more, so models need not see it.
     pub(crate) no_cache_left: core::sync::atomic::AtomicBool,
-    pub(crate) oversize: Arc<Oversize>,
+    #[cfg(feature = "alloc")]
+    pub(crate) oversize: Option<Arc<Oversize>>,
     /// Not if chunks are zeroed when they are freed.
     pub(crate) zero_on_alloc: bool,
     pub(crate) zero_on_free: bool,
     pub(crate) hardening: Option<Hardening>,
+    #[cfg(feature = "alloc")]
     pub(crate) recorder: Option<SizeRecorder>,
     #[cfg(feature = "leak-tracking")]
     pub(crate) tracker: Option<Tracker>,
     /// Unique in the process, for ever.
     pub(crate) id: u64,
+    /// It lies in a place of the heap, and not in memory that was lent.
+    in_heap: bool,
 }
 
 // SAFETY: the only field that is not `Send` and `Sync` by itself is `base`, an address inside `arena`.
@@ -191,33 +170,52 @@ fn next_id() -> u64 {
     NEXT.fetch_add(1, core::sync::atomic::Ordering::Relaxed)
 }
 
+/// Writes all fields of a struct where it is going to lie. One after the other: as a value it would be on the stack
+/// before, several times in a debug build.
+macro_rules! write_fields {
+    ($at:expr, $of:ident { $($(#[$if:meta])? $field:ident: $value:expr),* $(,)? }) => {{
+        let at: *mut $of = $at;
+        $(
+            $(#[$if])?
+            {
+                let value = $value;
+                // SAFETY: the caller's promise: room for the struct that nobody else uses.
+                unsafe { (&raw mut (*at).$field).write(value) };
+            }
+        )*
+        // Each field, once.
+        let _ = |all: $of| { let $of { $($(#[$if])? $field: _),* } = all; };
+    }};
+}
+
 impl Inner {
     /// Builds a pool; returns the one handle whose drop closes it.
-    pub(crate) fn open(
-        mut classes: Box<ClassTable>,
-        options: &SlabPoolBuilder,
-    ) -> Result<Arc<Handle>, ConfigError> {
-        let guard = options.guard_bytes(classes.slab_bytes());
-        classes.keep_out(guard);
-        let arena = Arena::reserve(options.max_memory, classes.slab_bytes())?;
+    #[cfg(feature = "alloc")]
+    pub(crate) fn open(options: &SlabPoolBuilder) -> Result<SharedHandle, ConfigError> {
+        let slab_bytes = slab_bytes_for(options.size_classes.largest());
+        let mut room = Room::system();
+        let arena = Arena::reserve(&mut room, options.max_memory, slab_bytes)?;
         let arena = arena
-            .with_guard(guard)
+            .with_guard(options.guard_bytes(slab_bytes))
             .with_lock(options.backing == Backing::Locked);
-        Self::open_in(&mut Some(arena), classes, options)
+        Self::open_in(&mut Some(arena), &mut room, options)
     }
 
-    /// As [`open`](Self::open), in the arena of this slot, from which it is taken only where nothing can fail any more.
+    /// As [`open`](Self::open), in the arena of this slot, from which it is taken only where nothing can fail any more,
+    /// and with its tables in this room: after an error nothing lies there.
     pub(crate) fn open_in(
         slot: &mut Option<Arena>,
-        mut classes: Box<ClassTable>,
+        room: &mut Room,
         options: &SlabPoolBuilder,
-    ) -> Result<Arc<Handle>, ConfigError> {
+    ) -> Result<SharedHandle, ConfigError> {
         const FULL: &str = "an arena is in the slot";
         let arena = slot.as_ref().expect(FULL);
         if options.huge_pages {
             arena.advise_huge_pages();
         }
         let mode = options.mode.in_effect();
+        let mut classes = ClassTable::new(options.size_classes.clone(), options.max_memory);
+        classes.keep_out(arena.slab_bytes() - arena.usable_bytes());
         classes.take_numbers(mode == Mode::ThreadCached)?;
         let reserve_error = |errno| ConfigError::Reserve {
             bytes: arena.bytes(),
@@ -225,7 +223,7 @@ impl Inner {
         };
         let units = arena.bytes() / CHUNK_ALIGN;
         let counts_from = units.next_power_of_two();
-        let counts = Table::new((counts_from + units) >> classes.least_count_shift());
+        let counts = Table::new(room, (counts_from + units) >> classes.least_count_shift());
         let counts = counts.map_err(reserve_error)?;
         let max_thread_caches = if mode == Mode::ThreadCached {
             MAX_THREAD_CACHES
@@ -233,94 +231,95 @@ impl Inner {
             0
         };
         // One more mover a class: an open batch that becomes whole is moved under its lock.
-        let movers = max_thread_caches + MAX_CLASSES;
-        let blocks = Depot::blocks(&classes, arena.slabs(), movers).map_err(reserve_error)?;
-        let lanes = Depot::lanes().map_err(reserve_error)?;
-        let slabs = Slabs::new(arena, classes.count(), options.growth);
+        let movers = max_thread_caches + classes.count();
+        let depot = Depot::new(room, &classes, arena.slabs(), movers).map_err(reserve_error)?;
+        let slabs = Slabs::new(room, arena, classes.count(), options.growth);
         let mut slabs = slabs.map_err(reserve_error)?;
         let share = arena.slabs() / classes.count();
-        if mode == Mode::Ring {
-            if share == 0 {
-                return Err(ConfigError::CapBelowClasses {
-                    slabs: arena.slabs(),
-                    classes: classes.count(),
-                });
-            }
-            slabs.fix_shares(classes.count());
+        if mode == Mode::Ring && share == 0 {
+            return Err(ConfigError::CapBelowClasses {
+                slabs: arena.slabs(),
+                classes: classes.count(),
+            });
         }
-        let singles = Singles::new(mode, classes.count() as u8, |class| {
+        let singles = Singles::new(room, mode, classes.count() as u8, |class| {
             share * classes.geometry(class).chunks_per_slab as usize
         })
         .map_err(reserve_error)?;
+        let hardening = options
+            .hardened
+            .then(|| Hardening::new(room, arena.bytes(), options.zero_on_free))
+            .transpose()
+            .map_err(reserve_error)?;
+        #[cfg(feature = "alloc")]
+        let recorder = options
+            .record_sizes
+            .then(|| SizeRecorder::new(room))
+            .transpose()
+            .map_err(reserve_error)?;
+        #[cfg(feature = "leak-tracking")]
+        let tracker = options
+            .track_leaks
+            .map(|one_in| Tracker::new(room, arena.bytes(), one_in))
+            .transpose()
+            .map_err(reserve_error)?;
+        let place = room.place(Layout::new::<Self>());
+        // Tables that found no room are empty: from here on they are looked into.
+        room.check()?;
+        if mode == Mode::Ring {
+            slabs.fix_shares(classes.count());
+        }
         if options.backing != Backing::OnDemand {
             slabs.back_all(arena).map_err(|errno| ConfigError::Back {
                 bytes: arena.bytes(),
                 errno,
             })?;
         }
-        let hardening = options
-            .hardened
-            .then(|| Hardening::new(arena.bytes(), options.zero_on_free))
-            .transpose()
-            .map_err(reserve_error)?;
-        let recorder = options.record_sizes.then(SizeRecorder::new).transpose();
-        let recorder = recorder.map_err(reserve_error)?;
-        #[cfg(feature = "leak-tracking")]
-        let tracker = options
-            .track_leaks
-            .map(|one_in| Tracker::new(arena.bytes(), one_in))
-            .transpose()
-            .map_err(reserve_error)?;
-        // Where the heap has no room for it that is an error, as for the tables: without an operating system the heap may
-        // be small, and the memory that was lent comes back.
-        let mut place = room_for_one::<Self>().map_err(reserve_error)?;
-        // By its pointer: the box's own method takes twice as much of the stack in a debug build.
-        let value = Self {
-            id: next_id(),
-            base: arena.base(),
-            counts,
-            depot: Depot::new(blocks, lanes, &classes),
-            classes: *classes,
-            singles,
-            uncached: core::array::from_fn(|_| Uncached::default()),
-            too_large: AtomicU64::new(0),
-            commit_refusals: Episode::default(),
-            slabs: HandoffMutex::new(SlabLayer::new(slabs)),
-            arena: slot.take().expect(FULL),
-            gates: Mutex::new(()),
-            closed: AtomicBool::new(false),
-            under_pressure: AtomicBool::new(false),
-            live: AtomicI64::new(0),
-            home: Weak::new(),
-            max_thread_caches,
-            no_cache_left: core::sync::atomic::AtomicBool::new(false),
-            zero_on_alloc: options.zero_on_alloc && !options.zero_on_free,
-            zero_on_free: options.zero_on_free,
-            hardening,
-            recorder,
-            #[cfg(feature = "leak-tracking")]
-            tracker,
-            oversize: Oversize::new(options.max_oversize_memory, options.zero_on_free),
-            name: options.name.as_str().into(),
+        // Where the heap has no room for it that is an error, as for the tables: the memory that was lent comes back.
+        let inner = match place {
+            Piece::Lent(at) => at.cast::<Self>(),
+            Piece::System | Piece::None => place_for::<Self>().map_err(reserve_error)?,
         };
-        // SAFETY: the box's own place.
-        unsafe { place.as_mut_ptr().write(value) };
-        // SAFETY: just written.
-        let mut inner = unsafe { place.assume_init() };
-        let handle = Arc::new_cyclic(|home| {
-            inner.home = Weak::clone(home);
-            let inner = NonNull::from(Box::leak(inner));
-            // SAFETY: just leaked.
-            unsafe { inner.as_ref() }.enter_directory(inner, counts_from);
-            Handle { inner }
-        });
+        write_fields!(
+            inner.as_ptr(),
+            Inner {
+                id: next_id(),
+                in_heap: !matches!(place, Piece::Lent(_)),
+                base: arena.base(),
+                counts: counts,
+                depot: depot,
+                classes: classes,
+                singles: singles,
+                uncached: core::array::from_fn(|_| Uncached::default()),
+                too_large: AtomicU64::new(0),
+                commit_refusals: Episode::default(),
+                slabs: HandoffMutex::new(SlabLayer::new(slabs)),
+                arena: slot.take().expect(FULL),
+                gates: Mutex::new(()),
+                closed: AtomicBool::new(false),
+                under_pressure: AtomicBool::new(false),
+                live: AtomicI64::new(0),
+                home: Home::default(),
+                max_thread_caches: max_thread_caches,
+                no_cache_left: core::sync::atomic::AtomicBool::new(false),
+                zero_on_alloc: options.zero_on_alloc && !options.zero_on_free,
+                zero_on_free: options.zero_on_free,
+                hardening: hardening,
+                #[cfg(feature = "alloc")]
+                recorder: recorder,
+                #[cfg(feature = "leak-tracking")]
+                tracker: tracker,
+                #[cfg(feature = "alloc")]
+                oversize: Oversize::new(options.max_oversize_memory, options.zero_on_free),
+                name: options.name.clone(),
+            }
+        );
+        // SAFETY: new, and all of its fields are written.
+        let handle = unsafe { Handle::first(inner) };
+        // SAFETY: as above.
+        unsafe { inner.as_ref() }.enter_directory(inner, counts_from);
         fork::watch(handle.as_ptr());
         Ok(handle)
-    }
-
-    /// A handle to this pool, unless its last one is gone.
-    pub(crate) fn handle(&self) -> Option<Arc<Handle>> {
-        self.home.upgrade()
     }
 
     pub(crate) fn max_memory(&self) -> usize {
@@ -390,19 +389,29 @@ impl Inner {
         if self.tracker.is_some() {
             return true;
         }
-        self.zero_on_alloc
-            || self.zero_on_free
-            || self.hardening.is_some()
-            || self.recorder.is_some()
+        #[cfg(feature = "alloc")]
+        if self.recorder.is_some() {
+            return true;
+        }
+        self.zero_on_alloc || self.zero_on_free || self.hardening.is_some()
+    }
+
+    /// Notes a request for a histogram, if the pool makes one.
+    #[cfg_attr(not(feature = "alloc"), allow(clippy::unused_self))]
+    pub(crate) fn record_request(&self, len: usize) {
+        #[cfg(feature = "alloc")]
+        if let Some(recorder) = &self.recorder {
+            recorder.record(len);
+        }
+        #[cfg(not(feature = "alloc"))]
+        let _ = len;
     }
 
     /// A chunk goes to a caller; every slow path ends here.
     pub(crate) fn handed_out(&self, class: u8, found: Found, request: Request) {
         let unit = found.unit;
         let (at, bytes) = (self.chunk_ptr(unit), self.classes.geometry(class).bytes);
-        if let Some(recorder) = &self.recorder {
-            recorder.record(request.len);
-        }
+        self.record_request(request.len);
         if let Some(hardening) = &self.hardening {
             asan::unpoison(at, bytes);
             // SAFETY: the chunk was just taken out of the pool's free chunks.
@@ -442,7 +451,7 @@ impl Inner {
     ///
     /// # Safety
     /// Called once, by the last handle.
-    unsafe fn close(this: NonNull<Self>) {
+    pub(crate) unsafe fn close(this: NonNull<Self>) {
         /// Closes the pool even if a subscriber of `tracing` panics at the report.
         struct CloseOnDrop(NonNull<Inner>);
 
@@ -513,22 +522,27 @@ impl Inner {
         #[cfg(all(test, any(loom, shuttle)))]
         ENDED.set(ENDED.get() + 1);
         fork::forget(this);
-        // SAFETY: the box was leaked in `open`, and by contract this is its last use.
-        let pool = unsafe { Box::from_raw(this.as_ptr()) };
         #[cfg(all(test, loom))]
-        let pool = pool.after_all_others();
-        drop(pool);
+        // SAFETY: the caller's promise.
+        unsafe { &mut *this.as_ptr() }.after_all_others();
+        // SAFETY: by contract this is its last use.
+        let in_heap = unsafe { this.as_ref() }.in_heap;
+        // SAFETY: as above.
+        unsafe { this.drop_in_place() };
+        if in_heap {
+            // SAFETY: it came from there, and nothing is left in it.
+            unsafe { give_back(this) };
+        }
     }
 
     /// Loom reports what another thread did to these words last, unless it is ordered before this. (What
     /// drops a word of loom's does not ask that.)
     #[cfg(all(test, loom))]
-    fn after_all_others(mut self: Box<Self>) -> Box<Self> {
+    fn after_all_others(&mut self) {
         self.live.with_mut(|_| ());
         for counters in &mut self.uncached {
             counters.frees.with_mut(|_| ());
         }
         self.singles.after_all_others();
-        self
     }
 }

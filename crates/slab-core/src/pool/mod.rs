@@ -16,6 +16,7 @@ mod episode;
 #[cfg(all(feature = "std", target_os = "linux", not(any(loom, shuttle, miri))))]
 pub(crate) mod fork;
 mod free;
+pub(crate) mod handle;
 pub(crate) mod inner;
 #[cfg(not(all(feature = "std", target_os = "linux", not(any(loom, shuttle, miri)))))]
 pub(crate) mod no_fork;
@@ -31,15 +32,16 @@ use crate::directory;
 use crate::error::AllocError;
 use crate::handle::chunk::{Chunk, ChunkId};
 use crate::pool::builder::SlabPoolBuilder;
-use crate::pool::inner::{Handle, Inner};
+use crate::pool::handle::{Handle, SharedHandle};
+use crate::pool::inner::Inner;
 use crate::pool::request::Request;
 use crate::pool::stats::PoolStats;
 use crate::thread_cache::local;
 use crate::thread_cache::magazine::Magazine;
+#[cfg(feature = "alloc")]
 use crate::wait::Alloc;
 #[cfg(feature = "std")]
 use crate::wait::times::WaitTimes;
-use alloc::sync::Arc;
 use core::fmt;
 use core::ptr::NonNull;
 
@@ -110,7 +112,7 @@ use core::ptr::NonNull;
 pub struct SlabPool {
     /// Spares the fast path the indirection through `handle`.
     inner: NonNull<Inner>,
-    handle: Arc<Handle>,
+    handle: SharedHandle,
 }
 
 // SAFETY: `inner` is what `handle` keeps alive, and `Inner` is `Send + Sync`.
@@ -124,7 +126,7 @@ impl SlabPool {
         SlabPoolBuilder::default()
     }
 
-    pub(crate) fn from_handle(handle: Arc<Handle>) -> Self {
+    pub(crate) fn from_handle(handle: SharedHandle) -> Self {
         Self {
             inner: handle.as_ptr(),
             handle,
@@ -199,6 +201,7 @@ impl SlabPool {
     /// ```
     #[inline]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
+    #[cfg(feature = "alloc")]
     pub fn alloc(&self, len: usize) -> Alloc<'_> {
         Alloc::new(self, len)
     }
@@ -308,7 +311,7 @@ impl SlabPool {
     /// Returns the name given to the builder.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.inner().name
+        self.inner().name.as_ref()
     }
 
     /// Returns whether both are handles to the same pool.
@@ -567,7 +570,7 @@ impl fmt::Debug for SlabPool {
             .field("name", &self.name())
             .field("max_memory", &self.max_memory())
             .field("size_classes", &self.size_classes().sizes())
-            .field("handles", &Arc::strong_count(&self.handle))
+            .field("handles", &Handle::count(&self.handle))
             .finish()
     }
 }

@@ -16,9 +16,8 @@ mod stack;
 use crate::directory;
 use crate::pool::builder::Mode;
 use crate::pool::inner::Inner;
-use crate::sync::AtomicU32;
-use crate::sys::room_for;
-use alloc::vec::Vec;
+use crate::sync::{AtomicU32, Table};
+use crate::sys::room::Room;
 use core::ptr::NonNull;
 use ring::Ring;
 use stack::Stack;
@@ -28,8 +27,8 @@ use stack::Stack;
 pub(crate) enum Singles {
     /// Free chunks lie in the depot's batches: threads have magazines, or everything is under a lock.
     None,
-    Stacks(Vec<Stack>),
-    Rings(Vec<Ring>),
+    Stacks(Table<Stack>),
+    Rings(Table<Ring>),
 }
 
 /// What the statistics need to know of a class.
@@ -46,24 +45,25 @@ impl Singles {
     /// For a mode [in effect](Mode::in_effect); `population` is how many chunks of a class there can be.
     ///
     /// # Errors
-    /// The system's error number, if it would not give memory for a ring.
+    /// The system's error number, if it would not give the memory.
     pub(crate) fn new(
+        room: &mut Room,
         mode: Mode,
         classes: u8,
         population: impl Fn(u8) -> usize,
     ) -> Result<Self, i32> {
         Ok(match mode {
             Mode::DepotOnly => {
-                let mut stacks = room_for(classes.into())?;
-                stacks.resize_with(classes.into(), Stack::new);
-                Self::Stacks(stacks)
+                let stack = |_: &mut Room| Ok(Stack::new());
+                Self::Stacks(Table::filled(room, classes.into(), stack)?)
             }
             Mode::Ring => {
-                let mut rings = room_for(classes.into())?;
-                for class in 0..classes {
-                    rings.push(Ring::new(population(class))?);
-                }
-                Self::Rings(rings)
+                let mut populations = (0..classes).map(population);
+                let ring = |room: &mut Room| {
+                    let population = populations.next().unwrap_or_default();
+                    Ring::new(room, population)
+                };
+                Self::Rings(Table::filled(room, classes.into(), ring)?)
             }
             Mode::ThreadCached | Mode::Locked => Self::None,
         })
@@ -207,11 +207,11 @@ mod kinds {
 mod tests {
     use super::*;
     use crate::class::SizeClasses;
-    use crate::class::geometry::ClassTable;
     use crate::pool::builder::SlabPoolBuilder;
-    use crate::pool::inner::{ENDED, Handle};
+    use crate::pool::handle::Handle;
+    use crate::pool::inner::ENDED;
     use crate::proofs::model::pools::{Flag, Sendable};
-    use crate::proofs::model::{classes, model};
+    use crate::proofs::model::{model, sizes};
     use crate::reclaim::Collected;
     use crate::wait::{Afterwards, Answer, Turn};
     use alloc::sync::Arc;
@@ -223,7 +223,7 @@ mod tests {
     /// A pool of two slabs of four chunks.
     fn pool(mode: Mode) -> Arc<Handle> {
         let options = SlabPoolBuilder::default().mode(mode).max_memory(8 << 10);
-        Inner::open(classes(), &options).unwrap()
+        Inner::open(&options.size_classes(sizes())).unwrap()
     }
 
     fn free(handle: &Handle, unit: u32) -> thread::JoinHandle<()> {
@@ -265,7 +265,7 @@ mod tests {
             let options = SlabPoolBuilder::default()
                 .mode(Mode::DepotOnly)
                 .max_memory(8 << 10);
-            let handle = Inner::open(ClassTable::new(sizes, 8 << 10), &options).unwrap();
+            let handle = Inner::open(&options.size_classes(sizes)).unwrap();
             let pool = handle.inner();
             let free = |unit| {
                 // SAFETY: gives up a chunk allocated below.

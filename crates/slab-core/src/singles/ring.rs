@@ -10,6 +10,7 @@
 
 use super::SinglesCount;
 use crate::sync::{AtomicU64, Backoff, Ordering, Table};
+use crate::sys::room::Room;
 use core::ptr::NonNull;
 
 /// Nothing comes in or goes out; beside the position in `tail`.
@@ -36,13 +37,13 @@ pub(crate) struct Ring {
 impl Ring {
     /// # Errors
     /// The system's error number, if it would not give the memory.
-    pub(super) fn new(population: usize) -> Result<Self, i32> {
+    pub(super) fn new(room: &mut Room, population: usize) -> Result<Self, i32> {
         let slots = population.next_power_of_two();
         Ok(Self {
             head: Position(AtomicU64::new(0)),
             tail: Position(AtomicU64::new(0)),
             swept: AtomicU64::new(0),
-            slots: Table::new(slots)?,
+            slots: Table::new(room, slots)?,
             lap_shift: slots.trailing_zeros(),
         })
     }
@@ -195,7 +196,7 @@ mod tests {
     }
 
     fn ring_for(population: usize, units: core::ops::Range<u32>) -> Arc<Ring> {
-        let ring = Ring::new(population).unwrap();
+        let ring = Ring::new(&mut Room::system(), population).unwrap();
         units.for_each(|unit| assert!(put(&ring, unit)));
         Arc::new(ring)
     }

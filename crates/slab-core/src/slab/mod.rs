@@ -23,16 +23,19 @@ mod stored;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
 mod trim;
+mod unused;
 
 use crate::arena::{Arena, CommitRefused};
 use crate::class::MAX_CLASSES;
 use crate::class::geometry::ClassTable;
 use crate::error::AllocError;
-use crate::sys::{asan, room_for};
-use alloc::vec::Vec;
+use crate::sync::Table;
+use crate::sys::asan;
+use crate::sys::room::Room;
 use growth::Growth;
 use outside::Outside;
 use stored::StoredMap;
+use unused::UnusedSlabs;
 
 /// The slab serves no class.
 const UNUSED: u8 = u8::MAX;
@@ -80,12 +83,12 @@ pub(crate) struct ClassSlabs {
 
 #[derive(Debug)]
 pub(crate) struct Slabs {
-    table: Vec<Slab>,
+    table: Table<Slab>,
     /// Slabs below this index were backed by memory at some time and may be used at once.
     backed: usize,
     /// Slabs below `backed` that serve no class; those with memory of their own come last, so
     /// they are taken first.
-    unused: Vec<u32>,
+    unused: UnusedSlabs,
     /// How many of `unused` have given their memory back.
     unused_released: usize,
     classes: [ClassSlabs; MAX_CLASSES],
@@ -136,8 +139,12 @@ pub(crate) struct Carved {
 impl Slabs {
     /// # Errors
     /// The system's error number, if it would not give memory for the slabs or for the map of free chunks.
-    pub(crate) fn new(arena: &Arena, classes: usize, growth: Growth) -> Result<Self, i32> {
-        let mut table = room_for(arena.slabs())?;
+    pub(crate) fn new(
+        room: &mut Room,
+        arena: &Arena,
+        classes: usize,
+        growth: Growth,
+    ) -> Result<Self, i32> {
         let unused = Slab {
             class: UNUSED,
             last_class: UNUSED,
@@ -147,12 +154,11 @@ impl Slabs {
             trimmed: false,
             uncarved_resident: false,
         };
-        table.resize(arena.slabs(), unused);
         Ok(Self {
-            stored: StoredMap::new(arena, classes)?,
-            table,
+            stored: StoredMap::new(room, arena, classes)?,
+            table: Table::filled(room, arena.slabs(), |_| Ok(unused))?,
             backed: 0,
-            unused: room_for(arena.slabs())?,
+            unused: UnusedSlabs::new(room, arena.slabs())?,
             unused_released: 0,
             classes: [ClassSlabs {
                 current: NONE,
@@ -188,7 +194,7 @@ impl Slabs {
         let committed = arena.commit(0, self.table.len());
         committed.map_err(|refused| refused.errno)?;
         arena.populate()?;
-        for slab in &mut self.table {
+        for slab in &mut *self.table {
             slab.uncarved_resident = true;
         }
         self.backed = self.table.len();

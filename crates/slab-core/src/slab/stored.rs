@@ -7,8 +7,7 @@
 
 use crate::arena::Arena;
 use crate::sync::Table;
-use crate::sys::room_for;
-use alloc::vec::Vec;
+use crate::sys::room::Room;
 use core::ops::Range;
 
 const WORD_BITS: usize = u64::BITS as usize;
@@ -22,7 +21,7 @@ pub(super) struct StoredMap {
     /// A slab has at least 64 units, so these are whole words.
     words_per_slab: usize,
     /// Per class, a bit per slab: chunks of this class are stored in it.
-    slabs: Vec<u64>,
+    slabs: Table<u64>,
     /// Words of `slabs` that a class has.
     row_words: usize,
 }
@@ -30,19 +29,17 @@ pub(super) struct StoredMap {
 impl StoredMap {
     /// # Errors
     /// The system's error number, if it would not give the memory.
-    pub(super) fn new(arena: &Arena, classes: usize) -> Result<Self, i32> {
+    pub(super) fn new(room: &mut Room, arena: &Arena, classes: usize) -> Result<Self, i32> {
         let slab_units = arena.slab_units() as usize;
         debug_assert!(slab_units.is_multiple_of(WORD_BITS));
         let words_per_slab = slab_units / WORD_BITS;
         let words = arena.slabs() * words_per_slab;
         let row_words = arena.slabs().div_ceil(WORD_BITS);
-        let mut slabs = room_for(classes * row_words)?;
-        slabs.resize(classes * row_words, 0);
         Ok(Self {
-            bits: Table::new(words)?,
-            words: Table::new(words.div_ceil(WORD_BITS))?,
+            bits: Table::new(room, words)?,
+            words: Table::new(room, words.div_ceil(WORD_BITS))?,
             words_per_slab,
-            slabs,
+            slabs: Table::new(room, classes * row_words)?,
             row_words,
         })
     }
@@ -175,8 +172,8 @@ mod tests {
 
     /// For two classes.
     fn map(slabs: usize) -> StoredMap {
-        let arena = Arena::reserve(slabs * SLAB_BYTES, SLAB_BYTES).unwrap();
-        StoredMap::new(&arena, 2).unwrap()
+        let arena = Arena::reserve(&mut Room::system(), slabs * SLAB_BYTES, SLAB_BYTES).unwrap();
+        StoredMap::new(&mut Room::system(), &arena, 2).unwrap()
     }
 
     /// Against a sorted set, for chunks of one unit stored and taken at random, in slabs of which each second one is of
@@ -255,7 +252,7 @@ mod tests {
         // Another class's slabs are not in the way.
         map.insert(69 * SLAB_UNITS);
         map.note_first(1, 69);
-        assert_eq!(map.slabs, [1, 0, 0, 1 << 5]);
+        assert_eq!(*map.slabs, [1, 0, 0, 1 << 5]);
         map.clear(0, 0);
         assert_eq!((map.words[0], map.slabs[0]), (0, 0));
     }

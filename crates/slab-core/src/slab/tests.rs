@@ -1,12 +1,15 @@
 use super::*;
 use crate::class::SizeClasses;
+use crate::class::geometry::slab_bytes_for;
+use crate::sys::room::Room;
 
-pub(super) fn fixture() -> (Arena, Box<ClassTable>) {
+pub(super) fn fixture() -> (Arena, ClassTable) {
     // Fewer chunks, for Miri.
     let small = if cfg!(miri) { 768 } else { 192 };
     let list = SizeClasses::explicit(&[small, 1536]).unwrap();
+    let slab_bytes = slab_bytes_for(list.largest());
     let classes = ClassTable::new(list, 256 << 10);
-    let arena = Arena::reserve(256 << 10, classes.slab_bytes()).unwrap();
+    let arena = Arena::reserve(&mut Room::system(), 256 << 10, slab_bytes).unwrap();
     (arena, classes)
 }
 
@@ -28,7 +31,7 @@ pub(super) fn carve_all(
 #[test]
 fn carving_yields_each_chunk_once_and_ends_at_the_cap() {
     let (arena, classes) = fixture();
-    let mut slabs = Slabs::new(&arena, classes.count(), Growth::Slab).unwrap();
+    let mut slabs = Slabs::new(&mut Room::system(), &arena, classes.count(), Growth::Slab).unwrap();
     let mut spans = Vec::new();
     let mut out = [0; 62];
     for round in 0.. {
@@ -64,7 +67,7 @@ fn carving_yields_each_chunk_once_and_ends_at_the_cap() {
 #[test]
 fn whole_slabs_become_unused_and_others_keep_their_class() {
     let (arena, classes) = fixture();
-    let mut slabs = Slabs::new(&arena, classes.count(), Growth::Slab).unwrap();
+    let mut slabs = Slabs::new(&mut Room::system(), &arena, classes.count(), Growth::Slab).unwrap();
     let mut units = carve_all(&mut slabs, &arena, &classes, 0);
     // One chunk of the second slab is in use.
     let held = units
@@ -92,7 +95,7 @@ fn whole_slabs_become_unused_and_others_keep_their_class() {
 #[test]
 fn peak_is_due_once_per_as_many_batches_as_threads() {
     let (arena, classes) = fixture();
-    let mut slabs = Slabs::new(&arena, classes.count(), Growth::Slab).unwrap();
+    let mut slabs = Slabs::new(&mut Room::system(), &arena, classes.count(), Growth::Slab).unwrap();
     slabs.set_threads(3);
     let mut due = || {
         let mut out = [0; 10];
@@ -108,7 +111,7 @@ fn peak_is_due_once_per_as_many_batches_as_threads() {
 #[test]
 fn carving_reports_whether_the_system_backed_a_slab() {
     let (arena, classes) = fixture();
-    let mut slabs = Slabs::new(&arena, classes.count(), Growth::Slab).unwrap();
+    let mut slabs = Slabs::new(&mut Room::system(), &arena, classes.count(), Growth::Slab).unwrap();
     let mut out = [0; 1];
     let mut grown = || {
         let carved = slabs.carve(&arena, &classes, 1, &mut out);
@@ -121,7 +124,7 @@ fn carving_reports_whether_the_system_backed_a_slab() {
 #[test]
 fn a_slab_could_be_whole_if_it_lacks_no_more_than_are_free() {
     let (arena, classes) = fixture();
-    let mut slabs = Slabs::new(&arena, classes.count(), Growth::Slab).unwrap();
+    let mut slabs = Slabs::new(&mut Room::system(), &arena, classes.count(), Growth::Slab).unwrap();
     let mut held = [Vec::new(), Vec::new()];
     let mut seed = 1_u64;
     let mut random = |below: usize| {
@@ -152,7 +155,7 @@ fn a_slab_could_be_whole_if_it_lacks_no_more_than_are_free() {
 #[test]
 fn one_carve_takes_stored_chunks_of_several_slabs() {
     let (arena, classes) = fixture();
-    let mut slabs = Slabs::new(&arena, classes.count(), Growth::Slab).unwrap();
+    let mut slabs = Slabs::new(&mut Room::system(), &arena, classes.count(), Growth::Slab).unwrap();
     let units = carve_all(&mut slabs, &arena, &classes, 1);
     let per_slab = classes.geometry(1).chunks_per_slab as usize;
     // Two of the first slab, three of the second, one of the fourth.

@@ -259,7 +259,9 @@ mod tests {
     use super::*;
     #[cfg(not(miri))]
     use crate::class::SizeClasses;
+    use crate::class::geometry::slab_bytes_for;
     use crate::slab::growth::Growth;
+    use crate::sys::room::Room;
 
     #[test]
     fn whole_pages_leaves_out_partly_covered_pages() {
@@ -288,11 +290,13 @@ mod tests {
 
     /// A pool of one class, and all its chunks.
     #[cfg(not(miri))]
-    fn all_of_16_mib(chunk_bytes: usize) -> (Arena, Box<ClassTable>, Slabs, Vec<u32>) {
+    fn all_of_16_mib(chunk_bytes: usize) -> (Arena, ClassTable, Slabs, Vec<u32>) {
         let list = SizeClasses::explicit(&[chunk_bytes]).unwrap();
+        let slab_bytes = slab_bytes_for(list.largest());
         let classes = ClassTable::new(list, 16 << 20);
-        let arena = Arena::reserve(16 << 20, classes.slab_bytes()).unwrap();
-        let mut slabs = Slabs::new(&arena, classes.count(), Growth::Slab).unwrap();
+        let arena = Arena::reserve(&mut Room::system(), 16 << 20, slab_bytes).unwrap();
+        let mut slabs =
+            Slabs::new(&mut Room::system(), &arena, classes.count(), Growth::Slab).unwrap();
         let units = carve_all(&mut slabs, &arena, &classes, 0);
         (arena, classes, slabs, units)
     }
@@ -300,7 +304,8 @@ mod tests {
     #[test]
     fn trim_stops_at_its_target_and_trimmed_slabs_come_back() {
         let (arena, classes) = fixture();
-        let mut slabs = Slabs::new(&arena, classes.count(), Growth::Slab).unwrap();
+        let mut slabs =
+            Slabs::new(&mut Room::system(), &arena, classes.count(), Growth::Slab).unwrap();
         let units = carve_all(&mut slabs, &arena, &classes, 0);
         slabs.store(&arena, 0, &units);
         assert_eq!(trim(&mut slabs, &arena, &classes, 64 << 10), 192 << 10);
@@ -315,7 +320,8 @@ mod tests {
     #[test]
     fn stored_pages_are_released_once() {
         let (arena, classes) = fixture();
-        let mut slabs = Slabs::new(&arena, classes.count(), Growth::Slab).unwrap();
+        let mut slabs =
+            Slabs::new(&mut Room::system(), &arena, classes.count(), Growth::Slab).unwrap();
         let units = carve_all(&mut slabs, &arena, &classes, 1);
         let per_slab = classes.geometry(1).chunks_per_slab as usize;
         // All but the first chunk of each slab.
@@ -357,7 +363,8 @@ mod tests {
             // Of three chunks the last `stored` are free.
             for stored in [0, 1] {
                 let (arena, classes) = fixture();
-                let mut slabs = Slabs::new(&arena, classes.count(), Growth::Slab).unwrap();
+                let mut slabs =
+                    Slabs::new(&mut Room::system(), &arena, classes.count(), Growth::Slab).unwrap();
                 before(&mut slabs, &arena, &classes);
                 let mut out = [0; 3];
                 slabs.carve(&arena, &classes, 1, &mut out).unwrap();

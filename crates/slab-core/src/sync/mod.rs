@@ -6,6 +6,8 @@
 //! explores random ones of larger programs, with thread-locals. [`Table`] is then a plain vector,
 //! because their atomics cannot lie in memory that was mapped as zeros.
 //!
+//! [`Shared`] is `Arc`, or where there is no allocator what nobody has.
+//!
 //! What else is different for the checkers: memory comes from the heap (`sys`), nothing watches forks
 //! (`pool`), there are fewer classes (`class`), and sizes that depend on [`MODELLED`] are small.
 
@@ -15,6 +17,22 @@ mod spin;
 pub(crate) mod units;
 
 pub(crate) use imp::*;
+
+#[cfg(feature = "alloc")]
+pub(crate) use alloc::sync::Arc as Shared;
+/// As without `std` no thread has magazines, nobody makes one.
+#[cfg(not(feature = "alloc"))]
+#[derive(Debug)]
+pub(crate) struct Shared<T: 'static>(&'static T);
+
+#[cfg(not(feature = "alloc"))]
+impl<T> core::ops::Deref for Shared<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.0
+    }
+}
 
 /// Is this a build for a model checker? Then sizes are small, so that every path is taken within a
 /// few steps.
@@ -85,7 +103,9 @@ impl Backoff {
 mod imp {
     #[cfg(not(feature = "std"))]
     pub(crate) use crate::sync::spin::{Mutex, MutexGuard};
-    use crate::sys::Region;
+    use crate::sys::room::{Piece, Room};
+    use crate::sys::{ENOMEM, Region};
+    use core::alloc::Layout;
     #[cfg(not(feature = "std"))]
     pub(crate) use core::hint::spin_loop as thread_yield;
     use core::marker::PhantomData;
@@ -163,13 +183,17 @@ mod imp {
     unsafe impl Zeroable for AtomicU64 {}
     // SAFETY: zero is a value of the integer.
     unsafe impl Zeroable for u64 {}
+    // SAFETY: zero is a value of the integer.
+    unsafe impl Zeroable for u32 {}
 
-    /// A slice of zero-initialised atomics in memory of its own, of which only the touched pages
-    /// cost anything.
+    /// A slice in memory of its own, of which only the touched pages cost anything, or in a part of what the caller lent
+    /// for tables.
     #[derive(Debug)]
     pub(crate) struct Table<T> {
-        region: Region,
+        first: NonNull<T>,
         len: usize,
+        /// `None` where it was lent, or found no place.
+        _region: Option<Region>,
         of: PhantomData<T>,
     }
 
@@ -179,15 +203,77 @@ mod imp {
     unsafe impl<T: Sync> Sync for Table<T> {}
 
     impl<T: Zeroable> Table<T> {
+        /// So many, all bytes zero; none where what was lent is [too short](Room::check).
+        ///
         /// # Errors
         /// The system's error number, if it would not give the memory.
-        pub(crate) fn new(len: usize) -> Result<Self, i32> {
-            let region = Region::committed(len.saturating_mul(size_of::<T>()).max(1))?;
-            Ok(Self {
-                region,
-                len,
+        pub(crate) fn new(room: &mut Room, len: usize) -> Result<Self, i32> {
+            let (mut table, has_room) = Self::without_any(room, len)?;
+            if has_room {
+                table.len = len;
+            }
+            Ok(table)
+        }
+    }
+
+    impl<T> Table<T> {
+        /// What `make` makes, so many times, in order; none where what was lent is [too short](Room::check), but `make`
+        /// is called all the same.
+        ///
+        /// # Errors
+        /// As [`new`](Self::new), and those of `make`.
+        pub(crate) fn filled(
+            room: &mut Room,
+            len: usize,
+            mut make: impl FnMut(&mut Room) -> Result<T, i32>,
+        ) -> Result<Self, i32> {
+            let (mut table, has_room) = Self::without_any(room, len)?;
+            for index in 0..len {
+                let value = make(room)?;
+                if has_room {
+                    // SAFETY: there is room for `len`.
+                    let at = unsafe { table.first.add(index) };
+                    // SAFETY: as above, and nobody else's.
+                    unsafe { at.write(value) };
+                    table.len = index + 1;
+                }
+            }
+            Ok(table)
+        }
+
+        /// Zeroed room for so many, which count as none yet, and whether there is any.
+        fn without_any(room: &mut Room, len: usize) -> Result<(Self, bool), i32> {
+            let layout = Layout::array::<T>(len).map_err(|_| ENOMEM)?;
+            let mut region = None;
+            let first = match room.place(layout) {
+                Piece::System => {
+                    let region = region.insert(Region::committed(layout.size().max(1))?);
+                    Some(region.base())
+                }
+                Piece::Lent(at) => {
+                    // SAFETY: nobody else's, and as long as asked for.
+                    unsafe { at.write_bytes(0, layout.size()) };
+                    Some(at)
+                }
+                Piece::None => None,
+            };
+            let table = Self {
+                first: first.map_or(NonNull::dangling(), NonNull::cast),
+                len: 0,
+                _region: region,
                 of: PhantomData,
-            })
+            };
+            Ok((table, first.is_some()))
+        }
+    }
+
+    impl<T> Drop for Table<T> {
+        fn drop(&mut self) {
+            // Not even a reference to all of them, if there is no need.
+            if core::mem::needs_drop::<T>() {
+                // SAFETY: values that are not used any more, all of which `filled` made.
+                unsafe { core::ptr::drop_in_place(&raw mut **self) };
+            }
         }
     }
 
@@ -200,15 +286,15 @@ mod imp {
 
         /// The first of them; the others follow.
         pub(crate) fn first(&self) -> NonNull<T> {
-            self.region.base().cast()
+            self.first
         }
 
         #[inline(always)]
         pub(crate) fn at(&self, index: usize) -> &T {
             assert!(index < self.len, "index {index} of a table of {}", self.len);
-            // SAFETY: `index` is within the region, as just checked.
+            // SAFETY: `index` is within the table, as just checked.
             let at = unsafe { self.first().add(index) };
-            // SAFETY: as for `deref`: committed, zeroed, aligned, and `self` is borrowed shared.
+            // SAFETY: as for `deref`: a value, aligned, and `self` is borrowed shared.
             unsafe { at.as_ref() }
         }
     }
@@ -225,8 +311,8 @@ mod imp {
 
         #[inline]
         fn deref(&self) -> &[T] {
-            // SAFETY: the region is committed, zeroed, page-aligned and at least `len` `T`s long;
-            // `new` asked `T: Zeroable`, so zeros are values; it lives as long as `self`, and the
+            // SAFETY: from `first` on, which is aligned, lie `len` values: `filled` wrote them, or `new` asked
+            // `T: Zeroable`, so that zeros are values; they live as long as `self`, and the
             // only mutable references are those of `deref_mut`, which borrows `self` mutably.
             unsafe { core::slice::from_raw_parts(self.first().as_ptr(), self.len) }
         }
@@ -240,6 +326,7 @@ mod imp {
     #[cfg(shuttle)]
     use shuttle as checker;
 
+    use crate::sys::room::Room;
     pub(crate) use checker::sync::MutexGuard;
     pub(crate) use checker::sync::atomic::{
         AtomicBool, AtomicI64, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence,
@@ -295,13 +382,26 @@ mod imp {
     unsafe impl Zeroable for AtomicU64 {}
     // SAFETY: nothing depends on it here.
     unsafe impl Zeroable for u64 {}
+    // SAFETY: nothing depends on it here.
+    unsafe impl Zeroable for u32 {}
 
     #[derive(Debug)]
     pub(crate) struct Table<T>(Vec<T>);
 
     impl<T: Zeroable> Table<T> {
-        pub(crate) fn new(len: usize) -> Result<Self, i32> {
-            Ok(Self((0..len).map(|_| T::default()).collect()))
+        pub(crate) fn new(room: &mut Room, len: usize) -> Result<Self, i32> {
+            Self::filled(room, len, |_| Ok(T::default()))
+        }
+    }
+
+    impl<T> Table<T> {
+        pub(crate) fn filled(
+            room: &mut Room,
+            len: usize,
+            mut make: impl FnMut(&mut Room) -> Result<T, i32>,
+        ) -> Result<Self, i32> {
+            let values = (0..len).map(|_| make(room));
+            values.collect::<Result<_, _>>().map(Self)
         }
 
         pub(crate) fn at(&self, index: usize) -> &T {

@@ -1,6 +1,7 @@
 //! Takes the whole range from the global allocator, zeroed, where there is no `mmap`.
 
 use super::ENOMEM;
+use super::room::TABLE_ALIGN;
 use alloc::alloc::{alloc_zeroed, dealloc};
 use core::alloc::Layout;
 use core::ops::Range;
@@ -27,13 +28,17 @@ unsafe impl Sync for Region {}
 impl Region {
     /// Takes all of it at once: a heap block has no uncommitted state.
     pub(crate) fn reserved(bytes: usize) -> Result<Self, i32> {
-        Self::committed(bytes)
+        Self::zeroed(bytes, ALIGN)
     }
 
-    /// Zeroed memory.
+    /// Zeroed memory for a table.
     pub(crate) fn committed(bytes: usize) -> Result<Self, i32> {
+        Self::zeroed(bytes, TABLE_ALIGN)
+    }
+
+    fn zeroed(bytes: usize, align: usize) -> Result<Self, i32> {
         super::fault_injection::check()?;
-        let layout = Layout::from_size_align(bytes, ALIGN).map_err(|_| ENOMEM)?;
+        let layout = Layout::from_size_align(bytes, align).map_err(|_| ENOMEM)?;
         assert_ne!(bytes, 0, "a region is never empty");
         // SAFETY: the layout is not empty, as just asserted.
         let base = unsafe { alloc_zeroed(layout) };
@@ -98,7 +103,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: allocated in `committed` with this layout, freed once.
+        // SAFETY: allocated in `zeroed` with this layout, freed once.
         unsafe { dealloc(self.base.as_ptr(), self.layout) };
     }
 }

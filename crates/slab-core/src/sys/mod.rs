@@ -2,12 +2,12 @@
 //! piece by piece, and the process-wide memory barrier.
 //!
 //! `unix` maps anonymous memory. `heap` takes the whole range from the global allocator at once,
-//! zeroed; it serves Miri, models, builds without `std` and systems without `mmap`.
+//! zeroed; it serves Miri, models, builds without `std` and systems without `mmap`. `nothing` has none: without an
+//! allocator all memory is the caller's.
+//!
+//! `room` decides whether a pool's tables lie in such memory, or in a piece that the caller lent for them.
 
-use alloc::boxed::Box;
-use alloc::vec::Vec;
 use core::alloc::Layout;
-use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 
 /// What the system answers if it is out of memory, and the heap does not answer at all.
@@ -18,41 +18,62 @@ pub(crate) const RELEASE_MAX: usize = 64;
 
 pub(crate) mod asan;
 pub(crate) mod fault_injection;
+pub(crate) mod room;
 
 #[cfg(all(unix, feature = "std", not(any(miri, loom, shuttle))))]
 mod unix;
 #[cfg(all(unix, feature = "std", not(any(miri, loom, shuttle))))]
 pub(crate) use unix::*;
 
-#[cfg(not(all(unix, feature = "std", not(any(miri, loom, shuttle)))))]
+#[cfg(all(
+    feature = "alloc",
+    not(all(unix, feature = "std", not(any(miri, loom, shuttle))))
+))]
 mod heap;
-#[cfg(not(all(unix, feature = "std", not(any(miri, loom, shuttle)))))]
+#[cfg(all(
+    feature = "alloc",
+    not(all(unix, feature = "std", not(any(miri, loom, shuttle))))
+))]
 pub(crate) use heap::*;
 
-/// A vector with room for so many: where the heap has none for it, as without an operating system, an error, and not the
-/// program's end.
+#[cfg(not(feature = "alloc"))]
+mod nothing;
+#[cfg(not(feature = "alloc"))]
+pub(crate) use nothing::*;
+
+/// Takes a place for one value from the heap.
 ///
 /// # Errors
-/// What the system would answer: out of memory.
-pub(crate) fn room_for<T>(len: usize) -> Result<Vec<T>, i32> {
-    let mut room = Vec::new();
-    room.try_reserve_exact(len).map_err(|_| ENOMEM)?;
-    Ok(room)
-}
-
-/// As [`room_for`], a box for one.
-pub(crate) fn room_for_one<T>() -> Result<Box<MaybeUninit<T>>, i32> {
+/// What the system would answer: out of memory. Without an operating system the heap may be small.
+pub(crate) fn place_for<T>() -> Result<NonNull<T>, i32> {
     const { assert!(size_of::<T>() > 0) };
+    #[cfg(feature = "alloc")]
     // SAFETY: the layout is not empty, as just asserted.
     let at = unsafe { alloc::alloc::alloc(Layout::new::<T>()) };
-    let at = NonNull::new(at.cast::<MaybeUninit<T>>()).ok_or(ENOMEM)?;
-    // SAFETY: a block of the global allocator, with the layout of what the box is for, and nobody else's.
-    Ok(unsafe { Box::from_raw(at.as_ptr()) })
+    #[cfg(not(feature = "alloc"))]
+    let at = core::ptr::null_mut::<u8>();
+    NonNull::new(at.cast::<T>()).ok_or(ENOMEM)
 }
 
-#[cfg(all(test, not(any(loom, shuttle))))]
+/// Gives a place back.
+///
+/// # Safety
+/// It came from [`place_for`] of this type, and nobody uses it any more.
+pub(crate) unsafe fn give_back<T>(at: NonNull<T>) {
+    let (at, layout) = (at.as_ptr().cast::<u8>(), Layout::new::<T>());
+    #[cfg(feature = "alloc")]
+    // SAFETY: the caller's promise.
+    unsafe {
+        alloc::alloc::dealloc(at, layout);
+    };
+    #[cfg(not(feature = "alloc"))]
+    unreachable!("{layout:?} at {at:p} came from no heap");
+}
+
+#[cfg(all(test, feature = "alloc", not(any(loom, shuttle))))]
 mod tests {
-    use super::{RELEASE_MAX, Region, Vec};
+    use super::{RELEASE_MAX, Region};
+    use alloc::vec::Vec;
 
     #[test]
     fn committed_memory_is_zero_and_released_memory_is_zero_again() {

@@ -22,12 +22,14 @@
 
 use crate::class::place::Place;
 use crate::directory::{NUMBERS, is_shared};
-use crate::pool::inner::{Handle, Inner};
+use crate::pool::handle::Home;
+use crate::pool::inner::Inner;
 use crate::sync::{MODELLED, thread_local, with_thread_local};
+use crate::sys::room::Room;
 use crate::thread_cache::magazine::Magazine;
 use crate::thread_cache::{Rack, ThreadCache};
 use core::cell::{Cell, RefCell};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::vec::Vec;
 
 /// The rack of all threads that have none of their own. Zeros, so it takes no place in a program's file.
@@ -45,7 +47,7 @@ const NONE: *const Magazine = core::ptr::null();
 
 struct Owned {
     id: u64,
-    home: Weak<Handle>,
+    home: Home,
     cache: Arc<ThreadCache>,
 }
 
@@ -164,7 +166,7 @@ pub(crate) fn attach(pool: &Inner) -> Option<Arc<ThreadCache>> {
             let cache = pool.register(own_rack(list)?)?;
             list.caches.push(Owned {
                 id: pool.id,
-                home: Weak::clone(&pool.home),
+                home: Home::clone(&pool.home),
                 cache: Arc::clone(&cache),
             });
             Some(cache)
@@ -189,7 +191,7 @@ pub(crate) fn have_rack() {
 #[cold]
 fn own_rack(list: &mut List) -> Option<&Arc<Rack>> {
     if list.rack.is_none() {
-        let new = Arc::new(Rack::new(NUMBERS).ok()?);
+        let new = Arc::new(Rack::new(&mut Room::system(), NUMBERS).ok()?);
         rack(|rack| rack.set(new.first().as_ptr()));
         list.rack = Some(new);
     }

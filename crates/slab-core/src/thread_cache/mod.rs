@@ -19,9 +19,10 @@ pub(crate) mod registry;
 pub(crate) use no_local as local;
 
 use crate::class::geometry::ClassTable;
-use crate::sync::Table;
+use crate::sync::{Shared, Table};
+#[cfg(feature = "std")]
+use crate::sys::room::Room;
 use crate::thread_cache::magazine::Magazine;
-use alloc::sync::Arc;
 use core::ptr::NonNull;
 
 /// Magazines side by side, all zero until they are opened: room for each that a thread can find by its number, or those
@@ -37,7 +38,7 @@ pub(crate) struct ThreadCache {
     /// The lane of the depot that they use. Here too, so that who asks does not disturb their owner.
     pub(crate) lane: u8,
     /// Where they lie.
-    _rack: Arc<Rack>,
+    _rack: Shared<Rack>,
 }
 
 // SAFETY: magazines are `Sync`, and the cache keeps the rack that has them.
@@ -47,14 +48,15 @@ unsafe impl Sync for ThreadCache {}
 
 impl ThreadCache {
     /// In a rack of their own. `None` if there is no memory for it.
+    #[cfg(feature = "std")]
     pub(crate) fn apart(classes: &ClassTable, lane: u8, gates: u32) -> Option<Self> {
-        let rack = Rack::new(classes.count()).ok()?;
-        Some(Self::open(Arc::new(rack), 0, classes, lane, gates))
+        let rack = Rack::new(&mut Room::system(), classes.count()).ok()?;
+        Some(Self::open(Shared::new(rack), 0, classes, lane, gates))
     }
 
     /// In the current thread's rack, from this place on, which no other cache uses.
     pub(crate) fn open(
-        rack: Arc<Rack>,
+        rack: Shared<Rack>,
         first: usize,
         classes: &ClassTable,
         lane: u8,

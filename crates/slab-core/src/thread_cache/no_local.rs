@@ -3,9 +3,9 @@
 
 use crate::class::place::Place;
 use crate::pool::inner::Inner;
+use crate::sync::Shared;
 use crate::thread_cache::ThreadCache;
 use crate::thread_cache::magazine::Magazine;
-use alloc::sync::Arc;
 
 #[inline(always)]
 pub(crate) fn with_magazine<R>(
@@ -23,11 +23,11 @@ pub(crate) fn with_owned_magazine<R>(
     None
 }
 
-pub(crate) fn cache_in(_: u64) -> Option<Arc<ThreadCache>> {
+pub(crate) fn cache_in(_: u64) -> Option<Shared<ThreadCache>> {
     None
 }
 
-pub(crate) fn attach(_: &Inner) -> Option<Arc<ThreadCache>> {
+pub(crate) fn attach(_: &Inner) -> Option<Shared<ThreadCache>> {
     None
 }
 

@@ -2,19 +2,30 @@
 //! when they end. What they counted stays; a cache that stayed would have to be looked at by every snapshot
 //! and every reclaim, for ever.
 
+#[cfg(feature = "std")]
 use crate::directory::is_shared;
 use crate::pool::inner::Inner;
+#[cfg(feature = "std")]
 use crate::reclaim::SlabLayer;
+#[cfg(feature = "std")]
 use crate::sync::Ordering;
+use crate::sync::Shared;
+#[cfg(feature = "std")]
+use crate::thread_cache::Rack;
+use crate::thread_cache::ThreadCache;
+#[cfg(feature = "std")]
 use crate::thread_cache::guard::{PRESSURE, SCRUB};
 use crate::thread_cache::local;
-use crate::thread_cache::magazine::{Magazine, Tally};
-use crate::thread_cache::{Rack, ThreadCache};
-use alloc::sync::Arc;
-use alloc::vec::Vec;
+use crate::thread_cache::magazine::Magazine;
+#[cfg(feature = "std")]
+use crate::thread_cache::magazine::Tally;
 
 /// The caches of a pool, one for each thread that has one.
-pub(crate) type Registry = Vec<Arc<ThreadCache>>;
+#[cfg(feature = "std")]
+pub(crate) type Registry = alloc::vec::Vec<Shared<ThreadCache>>;
+/// None has one.
+#[cfg(not(feature = "std"))]
+pub(crate) type Registry = arrayvec::ArrayVec<Shared<ThreadCache>, 0>;
 
 /// All magazines of a pool.
 pub(crate) fn magazines(registry: &Registry) -> impl Iterator<Item = &Magazine> {
@@ -27,7 +38,7 @@ impl Inner {
         self.max_thread_caches != 0
     }
 
-    pub(crate) fn attach(&self) -> Option<Arc<ThreadCache>> {
+    pub(crate) fn attach(&self) -> Option<Shared<ThreadCache>> {
         if !self.has_magazines() {
             local::have_rack();
             return None;
@@ -37,7 +48,8 @@ impl Inner {
 
     /// A cache for the current thread, whose rack that is. The thread has none in the pool yet: it would be opened anew
     /// while others may be at it.
-    pub(crate) fn register(&self, rack: &Arc<Rack>) -> Option<Arc<ThreadCache>> {
+    #[cfg(feature = "std")]
+    pub(crate) fn register(&self, rack: &Shared<Rack>) -> Option<Shared<ThreadCache>> {
         if self.no_cache_left.load(Ordering::Relaxed) {
             return None;
         }
@@ -63,13 +75,19 @@ impl Inner {
         let cache = if is_shared(first) {
             ThreadCache::apart(&self.classes, lane, gates)?
         } else {
-            ThreadCache::open(Arc::clone(rack), first.into(), &self.classes, lane, gates)
+            ThreadCache::open(
+                Shared::clone(rack),
+                first.into(),
+                &self.classes,
+                lane,
+                gates,
+            )
         };
-        let cache = Arc::new(cache);
+        let cache = Shared::new(cache);
         let is_new =
-            |known: &Arc<ThreadCache>| !core::ptr::eq(known.magazine(0), cache.magazine(0));
+            |known: &Shared<ThreadCache>| !core::ptr::eq(known.magazine(0), cache.magazine(0));
         debug_assert!(registry.iter().all(is_new), "a thread has one");
-        registry.push(Arc::clone(&cache));
+        registry.push(Shared::clone(&cache));
         Some(cache)
     }
 
@@ -89,20 +107,24 @@ impl Inner {
     }
 
     /// Takes the cache of a thread that ends off the registry; its counters stay part of the statistics.
-    pub(crate) fn detach(&self, cache: &Arc<ThreadCache>) {
+    #[cfg(feature = "std")]
+    pub(crate) fn detach(&self, cache: &Shared<ThreadCache>) {
         let mut layer = self.slabs.lock();
         let SlabLayer {
             slabs, registry, ..
         } = &mut *layer;
         self.flush(cache);
         self.take_over_counters(cache);
-        let at = registry.iter().position(|known| Arc::ptr_eq(known, cache));
+        let at = registry
+            .iter()
+            .position(|known| Shared::ptr_eq(known, cache));
         registry.swap_remove(at.expect("it was registered"));
         slabs.set_threads(registry.len());
         self.no_cache_left.store(false, Ordering::Relaxed);
     }
 
     /// The counters of an empty cache that is about to go, under the mutex of the slab layer.
+    #[cfg(feature = "std")]
     pub(crate) fn take_over_counters(&self, cache: &ThreadCache) {
         for (magazine, counters) in cache.magazines().zip(&self.uncached) {
             let mut ended = Tally::default();
@@ -139,6 +161,8 @@ mod tests {
     use super::*;
     use crate::SlabPool;
     use crate::directory::NUMBERS;
+    use crate::sys::room::Room;
+    use std::sync::Arc;
 
     /// It takes no part in the registry, whose mutex is held here: otherwise this would not end.
     #[test]
@@ -146,7 +170,8 @@ mod tests {
     fn thread_without_a_cache_does_not_look_for_one_in_vain() {
         let pool = SlabPool::builder().max_memory(1 << 20).build().unwrap();
         let inner = pool.inner();
-        let one_more = || inner.register(&Arc::new(Rack::new(NUMBERS).unwrap()));
+        let one_more =
+            || inner.register(&Arc::new(Rack::new(&mut Room::system(), NUMBERS).unwrap()));
         let caches: Vec<_> = core::iter::from_fn(one_more).collect();
         assert_eq!(caches.len(), inner.max_thread_caches);
         let first = pool.try_alloc(64).unwrap();

@@ -21,6 +21,7 @@ mod slab_box;
 pub use global::{GlobalBox, GlobalTag, StaticSlab};
 pub use slab_box::SlabBox;
 
+#[cfg(feature = "alloc")]
 use crate::class::geometry::slab_bytes_for;
 use crate::class::{CHUNK_ALIGN, MAX_CHUNK_ALIGN, SizeClasses};
 use crate::error::{AllocError, BuildInError, ConfigError, NotAChunk};
@@ -28,8 +29,10 @@ use crate::handle::chunk::Chunk;
 use crate::pool::SlabPool;
 use crate::pool::builder::SlabPoolBuilder;
 use crate::pool::inner::Inner;
+#[cfg(feature = "alloc")]
 use alloc::string::String;
 use core::fmt;
+#[cfg(feature = "alloc")]
 use core::future::Future;
 use core::marker::PhantomData;
 use core::mem::MaybeUninit;
@@ -175,6 +178,7 @@ impl<T, Tag> Slab<T, Tag> {
     /// # Errors
     /// Gives the value back, with the reason as [`SlabPool::alloc`] gives it: never [`AllocError::Exhausted`].
     // Not an `async fn`, which would be the caller that leak tracking sees.
+    #[cfg(feature = "alloc")]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn insert(
         &self,
@@ -226,6 +230,7 @@ impl<T, Tag> Slab<T, Tag> {
     /// # Errors
     /// As [`SlabPool::alloc`]: never [`AllocError::Exhausted`].
     // Not an `async fn`, which would be the caller that leak tracking sees.
+    #[cfg(feature = "alloc")]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn insert_with(
         &self,
@@ -380,7 +385,15 @@ impl<T, Tag> Default for SlabBuilder<T, Tag> {
 
 impl<T, Tag> SlabBuilder<T, Tag> {
     /// Sets the slab's name in metrics and log events. Default: `default`.
+    #[cfg(feature = "alloc")]
     pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.pool = self.pool.name(name);
+        self
+    }
+
+    /// Sets the slab's name. Default: `default`.
+    #[cfg(not(feature = "alloc"))]
+    pub fn name(mut self, name: &'static str) -> Self {
         self.pool = self.pool.name(name);
         self
     }
@@ -415,6 +428,7 @@ impl<T, Tag> SlabBuilder<T, Tag> {
     /// [`ConfigError::ClassTooLarge`] if it is larger than
     /// [`MAX_CHUNK_BYTES`](crate::MAX_CHUNK_BYTES), [`ConfigError::NoObjects`] if
     /// [`max_objects`](Self::max_objects) is 0; otherwise as [`SlabPoolBuilder::build`].
+    #[cfg(feature = "alloc")]
     pub fn build(self) -> Result<Slab<T, Tag>, ConfigError> {
         let classes = Self::classes()?;
         // Not before: the default of values that are too large is 0.
@@ -452,6 +466,7 @@ impl<T, Tag> SlabBuilder<T, Tag> {
     ///
     /// # Errors
     /// As [`build`](Self::build), with the memory, which the caller gets back.
+    #[cfg(feature = "alloc")]
     pub fn build_in(
         self,
         memory: &'static mut [MaybeUninit<u8>],
@@ -462,6 +477,41 @@ impl<T, Tag> SlabBuilder<T, Tag> {
         };
         Ok(Slab {
             pool: self.pool.size_classes(classes).build_in(memory)?,
+            of: PhantomData,
+        })
+    }
+
+    /// Builds the slab over memory that the caller owns, with all bookkeeping in a second piece of it, as
+    /// [`SlabPoolBuilder::build_all_in`] does: without an allocator. Otherwise as `build_in`.
+    ///
+    /// ```
+    /// # use slab_core::{Mode, Slab};
+    /// let piece = || Box::leak(Box::<[u8]>::new_uninit_slice(1 << 20));
+    /// let slab = Slab::<[u64; 8]>::builder()
+    ///     .pool(|pool| pool.mode(Mode::DepotOnly))
+    ///     .build_all_in(piece(), piece())?;
+    /// assert_eq!(*slab.try_insert([7; 8])?, [7; 8]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As `SlabPoolBuilder::build_all_in`, with both pieces, which the caller gets back;
+    /// [`ConfigError::BadAlignment`] if `T` is aligned to more than [`MAX_CHUNK_ALIGN`] bytes,
+    /// [`ConfigError::ClassTooLarge`] if it is larger than [`MAX_CHUNK_BYTES`](crate::MAX_CHUNK_BYTES).
+    pub fn build_all_in(
+        self,
+        memory: &'static mut [MaybeUninit<u8>],
+        bookkeeping: &'static mut [MaybeUninit<u8>],
+    ) -> Result<Slab<T, Tag>, BuildInError> {
+        let classes = match Self::classes() {
+            Ok(classes) => classes,
+            Err(error) => {
+                return Err(BuildInError::new(error, memory).with_bookkeeping(bookkeeping));
+            }
+        };
+        let pool = self.pool.size_classes(classes);
+        Ok(Slab {
+            pool: pool.build_all_in(memory, bookkeeping)?,
             of: PhantomData,
         })
     }

@@ -16,6 +16,7 @@ use crate::handle::shared::count;
 use crate::pool::inner::ENDED;
 use crate::pool::no_fork::end_pools;
 use crate::sync::{AtomicU32, Ordering};
+use crate::sys::room::Room;
 use crate::thread_cache::ThreadCache;
 use crate::thread_cache::guard::{CLOSED, FENCED};
 use crate::thread_cache::magazine::Tally;
@@ -68,8 +69,12 @@ fn beside<S: 'static, R: 'static>(
     thread::spawn(move || f(&shared))
 }
 
-pub(crate) fn classes() -> Box<ClassTable> {
-    ClassTable::new(SizeClasses::explicit(&[1024]).unwrap(), 8 << 10)
+pub(crate) fn classes() -> ClassTable {
+    ClassTable::new(sizes(), 8 << 10)
+}
+
+pub(crate) fn sizes() -> SizeClasses {
+    SizeClasses::explicit(&[1024]).unwrap()
 }
 
 fn depot() -> Depot {
@@ -77,8 +82,7 @@ fn depot() -> Depot {
 }
 
 fn depot_of(classes: &ClassTable) -> Depot {
-    let blocks = Depot::blocks(classes, 2, 4).unwrap();
-    Depot::new(blocks, Depot::lanes().unwrap(), classes)
+    Depot::new(&mut Room::system(), classes, 2, 4).unwrap()
 }
 
 /// A batch of two chunks, recognisable.

@@ -2,11 +2,12 @@
 
 use super::{BOUND, model};
 use crate::class::SizeClasses;
-use crate::class::geometry::ClassTable;
 use crate::pool::builder::{Mode, SlabPoolBuilder};
-use crate::pool::inner::{ENDED, Handle, Inner};
+use crate::pool::handle::Handle;
+use crate::pool::inner::{ENDED, Inner};
 use crate::reclaim::Collected;
 use crate::sync::Ordering;
+use crate::sys::room::Room;
 use crate::thread_cache::{Rack, ThreadCache};
 use crate::wait::{Afterwards, Answer, Turn};
 use loom::thread;
@@ -17,14 +18,16 @@ use std::task::{Wake, Waker};
 /// A pool of two slabs of four chunks.
 fn pool() -> Arc<Handle> {
     let options = SlabPoolBuilder::default().name("model").max_memory(8 << 10);
-    Inner::open(super::classes(), &options).unwrap()
+    Inner::open(&options.size_classes(super::sizes())).unwrap()
 }
 
 /// A cache as a thread's that meets the pool: in a rack of its own, which reaches as far as it has to.
 fn register(pool: &Inner) -> Arc<ThreadCache> {
     let magazines = usize::from(pool.classes.place(0).number()) + pool.classes.count();
-    pool.register(&Arc::new(Rack::new(magazines).unwrap()))
-        .unwrap()
+    pool.register(&Arc::new(
+        Rack::new(&mut Room::system(), magazines).unwrap(),
+    ))
+    .unwrap()
 }
 
 /// The chunk is freed through the magazine of its thread while the last handle goes: either the
@@ -84,7 +87,7 @@ fn model_hand_over_without_magazines() {
     for mode in [Mode::DepotOnly, Mode::Ring, Mode::Locked] {
         model(Some(BOUND), move || {
             let options = SlabPoolBuilder::default().max_memory(8 << 10).mode(mode);
-            let handle = Inner::open(super::classes(), &options).unwrap();
+            let handle = Inner::open(&options.size_classes(super::sizes())).unwrap();
             let pool = handle.inner();
             let unit = pool.alloc_with(None, 0).unwrap();
             let bytes = Arc::new(loom::cell::UnsafeCell::new(0));
@@ -182,7 +185,7 @@ fn model_rebalance_races_with_pop() {
     model(Some(2), || {
         let sizes = SizeClasses::explicit(&[512, 1024]).unwrap();
         let options = SlabPoolBuilder::default().max_memory(8 << 10);
-        let handle = Inner::open(ClassTable::new(sizes, 8 << 10), &options).unwrap();
+        let handle = Inner::open(&options.size_classes(sizes)).unwrap();
         let pool = handle.inner();
         let free = |inner, class, unit| {
             // SAFETY: gives up a chunk that this model has allocated and not freed yet.
@@ -252,7 +255,7 @@ fn model_the_last_batch_is_not_for_one_alone_under_pressure() {
     model(Some(BOUND), || {
         let sizes = SizeClasses::explicit(&[1024, 4096]).unwrap();
         let options = SlabPoolBuilder::default().max_memory(16 << 10);
-        let handle = Inner::open(ClassTable::new(sizes, 16 << 10), &options).unwrap();
+        let handle = Inner::open(&options.size_classes(sizes)).unwrap();
         let pool = handle.inner();
         let caches = [(); 2].map(|()| register(pool));
         let units: Vec<u32> = (0..16).map(|_| pool.alloc_with(None, 0).unwrap()).collect();
@@ -353,7 +356,7 @@ fn model_a_free_slab_whose_chunk_moves_is_not_overlooked() {
     model(Some(BOUND), || {
         let sizes = SizeClasses::explicit(&[512, 1024]).unwrap();
         let options = SlabPoolBuilder::default().max_memory(8 << 10);
-        let handle = Inner::open(ClassTable::new(sizes, 8 << 10), &options).unwrap();
+        let handle = Inner::open(&options.size_classes(sizes)).unwrap();
         let pool = handle.inner();
         let cache = register(pool);
         let mut units: Vec<u32> = (0..16).map(|_| pool.alloc_with(None, 0).unwrap()).collect();
