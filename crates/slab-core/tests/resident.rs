@@ -5,7 +5,7 @@
 mod common;
 
 use common::{MODES, fill};
-use slab_core::{Mode, SizeClasses, SlabPool, SlabPoolBuilder};
+use slab_core::{Backing, Growth, Mode, SizeClasses, SlabPool, SlabPoolBuilder};
 use std::sync::Mutex;
 
 const CAP: usize = 16 << 20;
@@ -120,4 +120,62 @@ fn a_pool_is_unmapped_with_its_last_chunk() {
             assert!(!is_mapped(), "{mode:?} {guarded}");
         }
     }
+}
+
+/// Every page of a chunk is written as soon as it is allocated, and no chunk is carved before it is asked for.
+#[test]
+fn touched_bytes_of_the_statistics_are_what_is_resident() {
+    let _alone = ALONE.lock();
+    let sizes = [64, 1536, 4096, 9216, 65536];
+    for (mode, growth) in [
+        (Mode::DepotOnly, Growth::Slab),
+        (Mode::Ring, Growth::Double),
+    ] {
+        let builder = SlabPool::builder().mode(mode).growth(growth);
+        let builder = builder.size_classes(SizeClasses::explicit(&sizes).unwrap());
+        let pool = builder.max_memory(4 << 20).build().unwrap();
+        let mut held = Vec::new();
+        let mut random = 7_u64;
+        let (mut most, mut trimmed) = (0, 0);
+        for step in 0..4000 {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            // Grows to the cap, and then mostly shrinks, and grows again.
+            if random >> 32 & 7 < if step / 1000 % 2 == 0 { 6 } else { 2 } {
+                if let Ok(mut chunk) = pool.try_alloc(sizes[random as usize % sizes.len()]) {
+                    chunk.fill_zero();
+                    held.push(chunk);
+                }
+            } else if !held.is_empty() {
+                held.swap_remove(random as usize % held.len());
+            }
+            if step % 97 == 0 {
+                trimmed += pool.trim_to(if step % 2 == 0 { 0 } else { 1 << 20 });
+            }
+            if step % 13 == 0 {
+                let stats = pool.stats();
+                assert_eq!(Some(stats.touched_bytes), pool.resident_bytes(), "{step}");
+                assert!(stats.touched_bytes <= stats.committed_bytes);
+                most = most.max(stats.touched_bytes);
+            }
+        }
+        assert!(most > 2 << 20 && trimmed > 4 << 20, "{most}, {trimmed}");
+        drop(held);
+        pool.trim();
+        let touched = pool.stats().touched_bytes;
+        assert_eq!(Some(touched), pool.resident_bytes(), "{mode:?}");
+        // Slabs that keep their class keep a page that a chunk shares with what is left at their end.
+        assert!(touched <= if mode == Mode::Ring { 16 << 10 } else { 0 });
+    }
+    // What lies in magazines counts as well, and all of a pool that was backed at the start.
+    let pool = SlabPool::builder().max_memory(CAP).build().unwrap();
+    drop(pool.try_alloc(1500).unwrap());
+    let stats = pool.stats();
+    let class = &stats.classes()[pool.class_for(1500).unwrap()];
+    let cached = class.in_magazines as usize * 1536;
+    assert_eq!(stats.touched_bytes, cached.next_multiple_of(4096));
+    let builder = SlabPool::builder().max_memory(CAP).guard_pages(true);
+    let pool = builder.backing(Backing::Prefault).build().unwrap();
+    assert_eq!(Some(pool.stats().touched_bytes), pool.resident_bytes());
 }

@@ -159,6 +159,7 @@ impl Inner {
         let stats = to.write(PoolStats {
             max_memory: self.arena.bytes(),
             committed_bytes: 0,
+            touched_bytes: 0,
             slab_bytes: self.arena.slab_bytes(),
             thread_caches: 0,
             slow_classes: if self.has_magazines() {
@@ -186,6 +187,7 @@ impl Inner {
         }
         let layer = self.slabs.lock();
         stats.committed_bytes = layer.slabs.committed() * self.arena.slab_bytes();
+        stats.touched_bytes = layer.slabs.touched_bytes();
         stats.commit_failures = layer.slabs.commit_failures;
         stats.thread_caches = layer.registry.len();
         let count = self.classes.count();

@@ -111,10 +111,16 @@ pub struct PoolStats {
     /// The cap in bytes: the size of the arena, a whole number of slabs.
     pub max_memory: usize,
     /// Bytes of the slabs that were committed, without those that were trimmed since and serve no class:
-    /// what may be resident. Where a pool's memory is the heap's (without the feature `std`, and without `mmap`) or
+    /// what may be resident, by whole slabs. Where a pool's memory is the heap's (without the feature `std`, and without `mmap`) or
     /// [lent](crate::SlabPoolBuilder::build_in), all of [`max_memory`](Self::max_memory) may be, at all times: then
     /// this is what the pool itself makes use of.
     pub committed_bytes: usize,
+    /// Bytes of the pages on which chunks lie that were in use or in a magazine at some time, or that were backed when the
+    /// pool was built, and that no [`trim`](crate::SlabPool::trim) has given back since: what may be resident, page by page.
+    /// Less is, where nobody has written to them yet, or the system has taken them; more, where it backs
+    /// [huge pages](crate::SlabPoolBuilder::huge_pages). What it counts itself takes a system call:
+    /// [`resident_bytes`](crate::SlabPool::resident_bytes).
+    pub touched_bytes: usize,
     /// The size of a slab in bytes.
     pub slab_bytes: usize,
     /// Threads that have magazines in this pool now.

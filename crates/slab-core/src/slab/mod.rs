@@ -7,7 +7,8 @@
 //!
 //! Free chunks that a sweep has collected come back here, as bits of a map (`stored`). A slab whose free
 //! bits number all its carved chunks serves nobody and becomes unused. Because what was stored stays
-//! stored, a sweep costs time only for the chunks freed since the last one. How memory goes back to the
+//! stored, a sweep costs time only for the chunks freed since the last one. Which pages of all these
+//! may be in memory is noted by `touched`; how memory goes back to the
 //! system is told in `trim`.
 //!
 //! Invariants, for every class `c`, whenever the mutex is free:
@@ -22,12 +23,13 @@ mod outside;
 mod stored;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
+mod touched;
 mod trim;
 mod unused;
 
 use crate::arena::{Arena, CommitRefused};
-use crate::class::MAX_CLASSES;
 use crate::class::geometry::ClassTable;
+use crate::class::{CHUNK_ALIGN, MAX_CLASSES};
 use crate::error::AllocError;
 use crate::sync::Table;
 use crate::sys::asan;
@@ -35,6 +37,7 @@ use crate::sys::room::Room;
 use growth::Growth;
 use outside::Outside;
 use stored::StoredMap;
+use touched::TouchedPages;
 use unused::UnusedSlabs;
 
 /// The slab serves no class.
@@ -93,6 +96,7 @@ pub(crate) struct Slabs {
     unused_released: usize,
     classes: [ClassSlabs; MAX_CLASSES],
     stored: StoredMap,
+    touched: TouchedPages,
     pub(crate) commit_failures: u64,
     growth: Growth,
     /// Threads that have magazines, as last seen.
@@ -156,6 +160,7 @@ impl Slabs {
         };
         Ok(Self {
             stored: StoredMap::new(room, arena, classes)?,
+            touched: TouchedPages::new(room, arena)?,
             table: Table::filled(room, arena.slabs(), |_| Ok(unused))?,
             backed: 0,
             unused: UnusedSlabs::new(room, arena.slabs())?,
@@ -194,8 +199,10 @@ impl Slabs {
         let committed = arena.commit(0, self.table.len());
         committed.map_err(|refused| refused.errno)?;
         arena.populate()?;
-        for slab in &mut *self.table {
+        for (index, slab) in self.table.iter_mut().enumerate() {
             slab.uncarved_resident = true;
+            let start = index * arena.slab_bytes();
+            self.touched.add(&(start..start + arena.usable_bytes()));
         }
         self.backed = self.table.len();
         self.unused.extend((0..self.table.len() as u32).rev());
@@ -214,6 +221,11 @@ impl Slabs {
     /// As [`committed`](Self::committed), without slabs that keep their class and gave their memory back.
     pub(crate) fn held(&self) -> usize {
         self.committed() - self.kept_empty
+    }
+
+    /// Bytes of the pages that chunks have left, or that were backed at the start, and that were not given back since.
+    pub(crate) fn touched_bytes(&self) -> usize {
+        self.touched.bytes()
     }
 
     /// Slabs that were ever made usable: those at the start of the arena.
@@ -262,8 +274,10 @@ impl Slabs {
         class: u8,
         out: &mut [u32],
     ) -> Result<Carved, AllocError> {
+        let chunk_bytes = classes.geometry(class).bytes;
         let chunks = self.take_stored(class, out);
         if chunks > 0 {
+            self.touch(&out[..chunks], chunk_bytes);
             return Ok(Carved {
                 chunks,
                 new_slab: false,
@@ -280,7 +294,6 @@ impl Slabs {
             } else {
                 self.take_unused()
             };
-            let chunk_bytes = geometry.bytes;
             let slab = unused.ok_or(AllocError::Exhausted { chunk_bytes })?;
             // SAFETY: a slab of the arena lies in it.
             let at = unsafe { arena.base().add(slab * arena.slab_bytes()) };
@@ -321,6 +334,7 @@ impl Slabs {
         if slab.carved == geometry.chunks_per_slab {
             entry.current = NONE;
         }
+        self.touch(&out[..chunks], chunk_bytes);
         Ok(Carved {
             chunks,
             new_slab,
@@ -328,6 +342,23 @@ impl Slabs {
             fresh,
             peak_due: self.is_peak_due(class, new_slab),
         })
+    }
+
+    /// Notes the pages of chunks that leave the slabs.
+    fn touch(&mut self, units: &[u32], chunk_bytes: usize) {
+        // Those that lie side by side at once, as mostly all of them do.
+        let mut run = 0..0;
+        for &unit in units {
+            let start = unit as usize * CHUNK_ALIGN;
+            if run.end != start {
+                if !run.is_empty() {
+                    self.touched.add(&run);
+                }
+                run.start = start;
+            }
+            run.end = start + chunk_bytes;
+        }
+        self.touched.add(&run);
     }
 
     /// Is it time to add up the chunks in use? That takes time for each thread, so it is done once for as

@@ -10,6 +10,7 @@
 //! are stored some day, as all chunks are. Memory that the system brings back by itself, in a huge page for a
 //! slab in use, goes back once more with that slab.
 
+use super::touched::TouchedPages;
 use super::{Slabs, UNUSED};
 use crate::arena::Arena;
 use crate::class::CHUNK_ALIGN;
@@ -120,10 +121,11 @@ impl Slabs {
         let part = slabs.start * arena.slab_bytes()..slabs.end * arena.slab_bytes() - guard;
         // SAFETY: the slabs are backed and serve no class, so nobody has any part of them, and nobody
         // can get them while the caller has the mutex that guards `self`.
-        let released = unsafe { arena.release(&[part]) };
+        let released = unsafe { arena.release(core::slice::from_ref(&part)) };
         if !released {
             return Err(ReleaseRefused);
         }
+        self.touched.remove(&part);
         let slab = &mut self.table[index];
         if slab.last_class != UNUSED {
             self.classes[usize::from(slab.last_class)].trims += 1;
@@ -169,7 +171,7 @@ impl Slabs {
             return Ok(0);
         }
         let chunk_bytes = classes.geometry(slab.class).bytes;
-        let mut free = FreePages::new(arena, bytes);
+        let mut free = FreePages::new(arena, &mut self.touched, bytes);
         let mut run = 0..0;
         for (first, mut rest) in self.stored.words(index as u32) {
             while rest != 0 {
@@ -204,6 +206,7 @@ impl Slabs {
 /// end have all gone back before another thread can get them.
 struct FreePages<'a> {
     arena: &'a Arena,
+    touched: &'a mut TouchedPages,
     /// What has gone back.
     bytes: &'a mut usize,
     /// What is about to, by its offsets in the arena.
@@ -211,9 +214,10 @@ struct FreePages<'a> {
 }
 
 impl<'a> FreePages<'a> {
-    fn new(arena: &'a Arena, bytes: &'a mut usize) -> Self {
+    fn new(arena: &'a Arena, touched: &'a mut TouchedPages, bytes: &'a mut usize) -> Self {
         Self {
             arena,
+            touched,
             bytes,
             parts: ArrayVec::new(),
         }
@@ -243,7 +247,10 @@ impl<'a> FreePages<'a> {
         if !released {
             return Err(ReleaseRefused);
         }
-        *self.bytes += self.parts.drain(..).map(|pages| pages.len()).sum::<usize>();
+        for pages in self.parts.drain(..) {
+            *self.bytes += pages.len();
+            self.touched.remove(&pages);
+        }
         Ok(())
     }
 }
