@@ -1,9 +1,13 @@
 //! Anonymous memory by `mmap`, and `membarrier` where the kernel has it.
 
+use super::ENOMEM;
 #[cfg(target_os = "linux")]
 use super::RELEASE_MAX;
+use super::room::TABLE_ALIGN;
+use alloc::alloc::{alloc_zeroed, dealloc};
 #[cfg(target_os = "linux")]
 use arrayvec::ArrayVec;
+use core::alloc::Layout;
 use core::ffi::c_void;
 use core::ops::Range;
 use core::ptr::{NonNull, null_mut};
@@ -23,11 +27,13 @@ pub(crate) const HUGE_PAGE: usize = if cfg!(target_os = "linux") {
     PAGE
 };
 
-/// An anonymous mapping, unmapped on drop.
+/// An anonymous mapping, unmapped on drop; or a small piece of the heap, freed on drop.
 #[derive(Debug)]
 pub(crate) struct Region {
     base: NonNull<u8>,
     bytes: usize,
+    /// Where it came from the heap.
+    of_heap: Option<Layout>,
 }
 
 // SAFETY: a region is an address range, usable from any thread; what is shared inside it is
@@ -44,7 +50,13 @@ impl Region {
 
     /// Zeroed memory, of which a page costs nothing until it is touched: no huge ones, where the system would give those
     /// unasked.
+    ///
+    /// What is no more than a page comes from the heap: of the system it would take a whole one, and three calls to have
+    /// it and to give it back. A pool has several tables that are so short.
     pub(crate) fn committed(bytes: usize) -> Result<Self, i32> {
+        if bytes <= PAGE {
+            return Self::of_heap(bytes);
+        }
         let region = Self::map(bytes, ProtFlags::READ | ProtFlags::WRITE)?;
         #[cfg(target_os = "linux")]
         // SAFETY: an advice about our own new mapping, which an error leaves as it is.
@@ -65,7 +77,25 @@ impl Region {
         }
         .map_err(Errno::raw_os_error)?;
         let base = NonNull::new(base.cast::<u8>()).expect("mmap gives no null without MAP_FIXED");
-        Ok(Self { base, bytes })
+        Ok(Self {
+            base,
+            bytes,
+            of_heap: None,
+        })
+    }
+
+    fn of_heap(bytes: usize) -> Result<Self, i32> {
+        super::fault_injection::check()?;
+        assert_ne!(bytes, 0, "a region is never empty");
+        let layout = Layout::from_size_align(bytes, TABLE_ALIGN).map_err(|_| ENOMEM)?;
+        // SAFETY: the layout is not empty, as just asserted.
+        let base = unsafe { alloc_zeroed(layout) };
+        let base = NonNull::new(base).ok_or(ENOMEM)?;
+        Ok(Self {
+            base,
+            bytes,
+            of_heap: Some(layout),
+        })
     }
 
     /// The first byte of the range.
@@ -227,6 +257,11 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
+        if let Some(layout) = self.of_heap {
+            // SAFETY: allocated in `of_heap` with this layout; the owner is gone, so are all users.
+            unsafe { dealloc(self.base.as_ptr(), layout) };
+            return;
+        }
         super::asan::unpoison(self.base, self.bytes);
         // SAFETY: exactly the range that `map` mapped; the owner is gone, so are all users.
         // An error is impossible for a whole mapping of our own, and drop could not report it.
