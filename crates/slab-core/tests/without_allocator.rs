@@ -271,7 +271,7 @@ fn several_threads_use_it_and_end_it() {
         std::thread::scope(|scope| {
             let (sender, receiver) = std::sync::mpsc::sync_channel::<Chunk>(64);
             let mine = pool.clone();
-            scope.spawn(move || {
+            let sends = scope.spawn(move || {
                 for step in 0..STEPS {
                     let len = [1, 1536, 16384][step as usize % 3];
                     let Ok(mut chunk) = mine.try_alloc(len) else {
@@ -284,14 +284,83 @@ fn several_threads_use_it_and_end_it() {
                     let _ = sender.send(chunk);
                 }
             });
-            scope.spawn(move || {
+            let frees = scope.spawn(move || {
                 // The handle is the sender's by now.
                 for chunk in receiver {
                     drop(chunk.pool());
                 }
             });
             drop(pool);
+            // Until their thread-locals are gone, too, by which an ending thread may have the last handle: the scope does
+            // not wait for these, and then the memory goes.
+            for thread in [sends, frees] {
+                thread.join().unwrap();
+            }
         });
+    }
+}
+
+/// What one did by way of its handle comes before the end, whoever brings that: Miri sees if it does not.
+#[test]
+fn two_threads_drop_its_last_handles() {
+    for mode in MODES {
+        let builder = SlabPoolBuilder::default().mode(mode);
+        let builder = builder.size_classes(SizeClasses::explicit(&[16384]).unwrap());
+        let memory = Lent::new(64 << 10, 0);
+        let bookkeeping = Lent::new(needed(&builder, &memory), 0);
+        let pool = builder
+            .build_all_in(memory.lend(), bookkeeping.lend())
+            .unwrap();
+        let other = pool.clone();
+        let thread = std::thread::spawn(move || drop(other));
+        drop(pool);
+        thread.join().unwrap();
+    }
+}
+
+/// A process has numbers for so many pools, and those of one that does not end are gone.
+#[test]
+#[cfg_attr(miri, ignore = "builds thousands of pools")]
+fn it_ends_whichever_goes_last() {
+    // More than there are numbers for pools without magazines.
+    const ROUNDS: usize = 700;
+    type End = fn(SlabPool, Chunk);
+    let ends: [End; 5] = [
+        |pool, chunk| drop((chunk, pool)),
+        |pool, chunk| drop((pool, chunk)),
+        |pool, chunk| {
+            let clone = pool.clone();
+            drop((pool, chunk, clone));
+        },
+        |pool, chunk| {
+            let other = chunk.pool().unwrap();
+            drop((pool, chunk, other));
+        },
+        |pool, chunk| {
+            drop((chunk.pool(), pool));
+            assert!(chunk.pool().is_none());
+        },
+    ];
+    let one = SizeClasses::explicit(&[16384]).unwrap();
+    let memory = Lent::new(64 << 10, 0);
+    for end in ends {
+        for mode in MODES {
+            let builder = SlabPoolBuilder::default().mode(mode);
+            let builder = builder.size_classes(one.clone());
+            let bookkeeping = Lent::new(needed(&builder, &memory), 0);
+            for _ in 0..ROUNDS {
+                let pool = builder.clone();
+                let pool = pool
+                    .build_all_in(memory.lend(), bookkeeping.lend())
+                    .unwrap();
+                let chunk = pool.try_alloc(1).unwrap();
+                // One of two handles is not the last.
+                drop(pool.clone());
+                drop(pool.try_alloc(1).unwrap());
+                assert_eq!(pool.stats().in_use(), 1);
+                end(pool, chunk);
+            }
+        }
     }
 }
 
