@@ -57,10 +57,12 @@
 
 #![cfg_attr(not(any(feature = "std", test)), no_std)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// Then what memory of the system's and waiting need is not used, nor what events report, and a name is a constant.
+// Then what memory of the system's and waiting need is not used, nor what events report, and a name is a constant. The
+// documentation speaks of all that there is otherwise, without links.
 #![cfg_attr(
     not(feature = "alloc"),
     allow(
+        rustdoc::broken_intra_doc_links,
         dead_code,
         unused_variables,
         irrefutable_let_patterns,
