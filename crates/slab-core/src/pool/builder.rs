@@ -482,8 +482,8 @@ impl SlabPoolBuilder {
     ///
     /// # Errors
     /// As `build`, with the memory, which the caller gets back. A heap without room for the bookkeeping is an error, too, but
-    /// for the count of the pool's handles, of 24 bytes, and the account of what is above the largest class: for these it
-    /// ends the program, as for any other.
+    /// for the count of the pool's handles, of 24 bytes, its name, and the account of what is above the largest class: for
+    /// these it ends the program, as for any other.
     #[cfg(feature = "alloc")]
     pub fn build_in(
         self,
@@ -494,7 +494,8 @@ impl SlabPoolBuilder {
 
     /// Builds the pool over memory that the caller owns, as `build_in` does, with all bookkeeping in a second piece of it,
     /// as a program without an operating system has it in a `static`. With the crate's feature `alloc` off there needs to be
-    /// no allocator; with it, the count of the pool's handles takes 24 bytes of the heap.
+    /// no allocator; with it, the count of the pool's handles takes 24 bytes of the heap, a [name](Self::name) its length, and
+    /// the account of what is [above the largest class](Self::max_oversize_memory) 56 bytes where such requests are allowed.
     ///
     /// With too little for the bookkeeping the [error](ConfigError::BookkeepingTooSmall) says how much is needed. That
     /// depends on the options, on how many slabs fit into `memory`, and on the crate's features;
