@@ -89,14 +89,15 @@ fn builder() -> slab_core::SlabPoolBuilder {
 }
 
 /// As `SlabPoolBuilder::max_memory` says: of 256 KiB, so many hundredths. Room for what 4096 threads with magazines move
-/// took 956 KB, and here no thread has any.
+/// took 956 KB, and here no thread has any; with the short batches of small magazines, chunks of 64 bytes
+/// took 57 %.
 #[test]
 fn small_pool_in_lent_memory_takes_what_the_documentation_says() {
     const CAP: usize = 256 << 10;
     for mode in MODES {
         for (chunk_bytes, hundredths) in [
-            (64, if mode == Mode::Ring { 70 } else { 57 }),
-            (1536, if mode == Mode::Ring { 35 } else { 34 }),
+            (64, if mode == Mode::Ring { 43 } else { 30 }),
+            (1536, if mode == Mode::Ring { 13 } else { 12 }),
         ] {
             // Wherever its first page begins, all slabs of the cap fit.
             let memory = Box::leak(Box::<[u8]>::new_uninit_slice(CAP + MAX_CHUNK_ALIGN - 1));

@@ -50,7 +50,7 @@ impl Tables {
         lent: &'static mut [MaybeUninit<u8>],
         mode: Mode,
     ) -> SlabPool {
-        let hundredths = if mode == Mode::Ring { 70 } else { 57 };
+        let hundredths = if mode == Mode::Ring { 43 } else { 30 };
         self.before = TAKEN.load(SeqCst);
         HEAP_END.store(self.before + CAP * hundredths / 100 + GAPS, SeqCst);
         let pool = builder.build_in(lent).unwrap();

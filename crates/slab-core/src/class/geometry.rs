@@ -262,6 +262,18 @@ impl ClassTable {
         unsafe { self.geometry.get_unchecked(usize::from(class)) }
     }
 
+    /// For a pool whose threads keep no magazines, which large batches could fill: the larger they are, the fewer blocks of
+    /// the depot there have to be, each of which has room for the largest. (Models count on short ones.)
+    pub(crate) fn without_magazines(&mut self) {
+        if MODELLED {
+            return;
+        }
+        let count = self.count();
+        for geometry in &mut self.geometry[..count] {
+            geometry.batch = BATCH_MAX as u32;
+        }
+    }
+
     pub(crate) fn least_count_shift(&self) -> u32 {
         let classes = &self.geometry[..self.count()];
         let shifts = classes.iter().map(|geometry| geometry.count_shift);

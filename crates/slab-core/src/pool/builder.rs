@@ -170,9 +170,9 @@ impl SlabPoolBuilder {
     /// were each shared at some time take up to a seventh of their memory (14 % as measured), larger ones less. Without
     /// the feature `std`, room for all of it is taken from the heap when the pool is built, or is
     /// [lent](Self::build_all_in): of a cap that is a power of
-    /// two, a fifth if the smallest chunks have 64 bytes, in [`Mode::Ring`] a third, and up to 180 KiB more, which counts
-    /// below 4 MiB: of 256 KiB it is 57 %, or 70 % (of chunks of 1536 bytes 34 or 35 %), and with many classes up to nine
-    /// tenths; of a cap just above a power of two, up to three fifths more. An allocator that takes nothing back also loses
+    /// two, a fifth if the smallest chunks have 64 bytes, in [`Mode::Ring`] a third, and up to 45 KiB more, which counts
+    /// below 1 MiB: of 256 KiB it is 30 %, or 43 % (of chunks of 1536 bytes 12 or 13 %), and with many classes up to 38 %;
+    /// of a cap just above a power of two, up to three fifths more. An allocator that takes nothing back also loses
     /// the gaps that alignment leaves, up to 2 KiB, in [`Mode::Ring`] another 128 bytes for each class. Default: 64 MiB.
     ///
     /// A slab is four times the largest size class, rounded up to a power of two, but at least 64 KiB: 256 KiB

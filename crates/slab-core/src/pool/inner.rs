@@ -217,6 +217,9 @@ impl Inner {
         let mut classes = ClassTable::new(options.size_classes.clone(), options.max_memory);
         classes.keep_out(arena.slab_bytes() - arena.usable_bytes());
         classes.take_numbers(mode == Mode::ThreadCached)?;
+        if mode != Mode::ThreadCached {
+            classes.without_magazines();
+        }
         let reserve_error = |errno| ConfigError::Reserve {
             bytes: arena.bytes(),
             errno,
