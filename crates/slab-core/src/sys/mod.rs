@@ -7,6 +7,7 @@
 //!
 //! `room` decides whether a pool's tables lie in such memory, or in a piece that the caller lent for them.
 
+#[cfg(feature = "alloc")]
 use core::alloc::Layout;
 use core::ptr::NonNull;
 
@@ -60,14 +61,14 @@ pub(crate) fn place_for<T>() -> Result<NonNull<T>, i32> {
 /// # Safety
 /// It came from [`place_for`] of this type, and nobody uses it any more.
 pub(crate) unsafe fn give_back<T>(at: NonNull<T>) {
-    let (at, layout) = (at.as_ptr().cast::<u8>(), Layout::new::<T>());
     #[cfg(feature = "alloc")]
     // SAFETY: the caller's promise.
     unsafe {
-        alloc::alloc::dealloc(at, layout);
+        alloc::alloc::dealloc(at.as_ptr().cast::<u8>(), Layout::new::<T>());
     };
+    // Formats nothing: firmware would carry the code for it.
     #[cfg(not(feature = "alloc"))]
-    unreachable!("{layout:?} at {at:p} came from no heap");
+    unreachable!("it came from no heap");
 }
 
 #[cfg(all(test, feature = "alloc", not(any(loom, shuttle))))]
