@@ -503,6 +503,11 @@ impl SlabPoolBuilder {
     /// it is 1.4 MB more, for as many threads as can come, whose magazines the system gives all the same. Both pieces stay
     /// lent when the pool is gone.
     ///
+    /// To ask, and to build, takes some 45 KiB of the stack with optimisation, without it 130 KiB; after that
+    /// [`stats`](SlabPool::stats) takes most, 5 KiB or 45, and all else up to 7. Without an operating system a stack that is
+    /// too short mostly overwrites what lies below it. [`SlabPool`](SlabPool#interrupts) tells what holds for handlers of
+    /// interrupts.
+    ///
     /// ```
     /// use core::mem::MaybeUninit;
     /// use slab_core::{ConfigError, Mode, SizeClasses, SlabPool};

@@ -78,6 +78,15 @@ use core::ptr::NonNull;
 /// others. So 512 pools are always possible, and never more than 1023. (Without the feature `std` there are 127 numbers in all,
 /// one a pool.) Another is refused as [`ConfigError::TooManyPools`](crate::ConfigError::TooManyPools).
 ///
+/// # Interrupts
+/// Without the feature `std` the pool's locks spin. In every mode some calls take one: an allocation that finds no free
+/// chunk beside the slabs, one at the cap, a drop while another call collects free chunks, statistics. An interrupt handler
+/// that allocates or drops a chunk, and has interrupted a call for the same pool on the same core, can wait for ever for
+/// what it has interrupted. So mask the interrupts whose handlers use a pool around each use of it elsewhere, as
+/// `critical_section::with` does, or let the handlers use a pool of their own, or leave memory to the tasks: a
+/// handler can take filled chunks out of a queue, and put them into one, without using the pool.
+/// The same holds for priorities: a task that never yields to a lower one must not share a pool with it.
+///
 /// # Fork
 /// On Linux, with the feature `std`, the child of a `fork` may use the pools that it inherits, whatever
 /// other threads were doing: the forking thread waits until no other thread is inside a pool. Memory is
