@@ -59,7 +59,8 @@ pub enum ConfigError {
     NoObjects,
     /// The memory cap does not hold even one slab.
     CapBelowOneSlab {
-        /// The cap in bytes.
+        /// The cap in bytes; of memory that was lent, what lies behind its first multiple of
+        /// [`MAX_CHUNK_ALIGN`](crate::MAX_CHUNK_ALIGN).
         max_memory: usize,
         /// One slab in bytes, given the size classes.
         slab_bytes: usize,
@@ -150,7 +151,7 @@ impl fmt::Display for ConfigError {
             } => write!(
                 f,
                 "a cap of {max_memory} bytes does not hold one slab of {slab_bytes} bytes; \
-                 raise the cap or lower the largest size class"
+                 raise the cap or lower the largest size class (memory that was lent counts from its first multiple of 4096 on)"
             ),
             Self::CapBelowClasses { slabs, classes } => write!(
                 f,
