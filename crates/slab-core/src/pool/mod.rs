@@ -3,7 +3,9 @@
 //! | file | what |
 //! |---|---|
 //! | `builder`, `stats` | how a pool is set up; what it tells about itself |
+//! | `open` | how a pool is built |
 //! | `inner` | what a pool is made of, how its layers work together, and its end |
+//! | `handle` | what the handles of a pool share |
 //! | `allocate`, `free`, `request` | the slow paths |
 //! | `census` | the sums behind the statistics, and behind a pool's end |
 //! | `episode` | which refusals are logged |
@@ -20,6 +22,7 @@ pub(crate) mod handle;
 pub(crate) mod inner;
 #[cfg(not(all(feature = "std", target_os = "linux", not(any(loom, shuttle, miri)))))]
 pub(crate) mod no_fork;
+mod open;
 pub(crate) mod request;
 pub(crate) mod stats;
 
