@@ -40,6 +40,8 @@ struct Input {
     track_leaks: Option<u32>,
     /// A pool over the caller's memory, of which this many bytes are lent.
     lent: Option<u32>,
+    /// And its bookkeeping in so many more.
+    bookkeeping: Option<u32>,
     oversize: u32,
     objects: usize,
     requests: Vec<usize>,
@@ -78,20 +80,22 @@ fn set(input: &Input, little: bool, builder: SlabPoolBuilder) -> SlabPoolBuilder
     }
 }
 
-/// Memory to lend: at most `len` bytes.
+/// Memory to lend, and more for bookkeeping (4096 threads' is in it): at most `len` bytes of either.
 ///
 /// # Safety
 /// Pools in memory that was lent before must be gone.
-unsafe fn memory(len: usize) -> &'static mut [MaybeUninit<u8>] {
-    const BYTES: usize = 1 << 20;
-    static MEMORY: OnceLock<usize> = OnceLock::new();
-    let at = MEMORY.get_or_init(|| {
-        let memory = Box::leak(Box::<[u8]>::new_uninit_slice(BYTES));
-        memory.as_mut_ptr().expose_provenance()
-    });
-    let at = std::ptr::with_exposed_provenance_mut(*at);
-    // SAFETY: leaked above, and by the caller's promise nobody else has it.
-    unsafe { std::slice::from_raw_parts_mut(at, len % (BYTES + 1)) }
+unsafe fn memory(len: [usize; 2]) -> [&'static mut [MaybeUninit<u8>]; 2] {
+    const BYTES: [usize; 2] = [1 << 20, 4 << 20];
+    static MEMORY: [OnceLock<usize>; 2] = [const { OnceLock::new() }; 2];
+    [0, 1].map(|which| {
+        let at = MEMORY[which].get_or_init(|| {
+            let memory = Box::leak(Box::<[u8]>::new_uninit_slice(BYTES[which]));
+            memory.as_mut_ptr().expose_provenance()
+        });
+        let at = std::ptr::with_exposed_provenance_mut(*at);
+        // SAFETY: leaked above, and by the caller's promise nobody else has it.
+        unsafe { std::slice::from_raw_parts_mut(at, len[which] % (BYTES[which] + 1)) }
+    })
 }
 
 fn classes(input: &Classes) -> Result<SizeClasses, ConfigError> {
@@ -171,17 +175,30 @@ libfuzzer_sys::fuzz_target!(|input: Input| {
     let (built, max_memory) = match input.lent {
         None => (builder.build(), max_memory),
         Some(len) => {
+            let bookkeeping = input.bookkeeping.unwrap_or(0);
             // SAFETY: the pool of the last run went with its last chunk, at the end of that run.
-            let memory = unsafe { memory(len as usize) };
-            let lent = (memory.as_ptr(), memory.len());
-            let built = builder.build_in(memory).map_err(|refused| {
+            let [memory, books] = unsafe { memory([len, bookkeeping].map(|len| len as usize)) };
+            let lent = [&*memory, &*books].map(|piece| (piece.as_ptr(), piece.len()));
+            let built = if input.bookkeeping.is_some() {
+                builder.build_all_in(memory, books)
+            } else {
+                builder.build_in(memory)
+            };
+            let built = built.map_err(|refused| {
                 let error = refused.error();
-                let back = refused.into_memory();
-                assert_eq!((back.as_ptr(), back.len()), lent);
-                back.fill(MaybeUninit::new(0xAA));
+                let (memory, books) = refused.into_memory_and_bookkeeping();
+                assert_eq!((memory.as_ptr(), memory.len()), lent[0]);
+                memory.fill(MaybeUninit::new(0xAA));
+                if input.bookkeeping.is_some() {
+                    assert_eq!((books.as_ptr(), books.len()), lent[1]);
+                    books.fill(MaybeUninit::new(0xAA));
+                }
+                if let ConfigError::BookkeepingTooSmall { bytes, needed } = error {
+                    assert!(bytes == lent[1].1 && needed > bytes, "{error}");
+                }
                 error
             });
-            (built, lent.1)
+            (built, lent[0].1)
         }
     };
     let Ok(pool) = built else {
