@@ -375,9 +375,15 @@ fn refused_trim_leaves_memory_committed_and_usable() {
     // A part of the second slab stays in use.
     let held = chunks.swap_remove(4);
     drop(chunks);
-    let committed = pool.stats().committed_bytes;
-    refuse_requests(0..u32::MAX, || assert_eq!(pool.trim(), 0));
-    assert_eq!(pool.stats().committed_bytes, committed);
+    let before = pool.stats();
+    let committed = before.committed_bytes;
+    // Whole slabs first, and then, where these stay, what is free in the second.
+    for target in [0, usize::MAX] {
+        refuse_requests(0..u32::MAX, || assert_eq!(pool.trim_to(target), 0));
+        let after = pool.stats();
+        assert_eq!(after.committed_bytes, committed);
+        assert_eq!(after.touched_bytes, before.touched_bytes, "all is there");
+    }
     let zeroed: Vec<Chunk> = (0..)
         .map_while(|_| pool.try_alloc_zeroed(16384).ok())
         .collect();
@@ -390,6 +396,7 @@ fn refused_trim_leaves_memory_committed_and_usable() {
     drop(zeroed);
     let in_use = crate::sys::page_size().max(16384);
     assert_eq!(pool.trim(), committed - in_use, "all but the one in use");
+    assert_eq!(pool.stats().touched_bytes, in_use);
     drop(held);
 }
 

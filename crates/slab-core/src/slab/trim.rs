@@ -425,6 +425,30 @@ mod tests {
         assert_eq!(slabs.class(0).out(), 5);
     }
 
+    /// Magazines get a batch at a time, whose chunks need not lie side by side.
+    #[test]
+    #[cfg(not(miri))] // Many chunks.
+    fn the_pages_of_each_chunk_of_a_batch_are_touched_and_no_others() {
+        let (arena, classes, mut slabs, units) = all_of_16_mib(65536);
+        // Every third, and all of the second slab, which then serves nobody.
+        let is_free = |at: &usize| at.is_multiple_of(3) || (4..8).contains(at);
+        let free: Vec<_> = (0..units.len())
+            .filter(is_free)
+            .map(|at| units[at])
+            .collect();
+        slabs.store(&arena, 0, &free);
+        trim(&mut slabs, &arena, &classes, 0);
+        let mut touched = (units.len() - free.len()) * 65536;
+        assert_eq!(slabs.touched_bytes(), touched);
+        let mut out = [0; 20];
+        for _ in 0..2 {
+            let carved = slabs.carve(&arena, &classes, 0, &mut out).unwrap();
+            assert_eq!(carved.chunks, out.len());
+            touched += out.len() * 65536;
+            assert_eq!(slabs.touched_bytes(), touched);
+        }
+    }
+
     /// Or those that need a slab would wait for a look at each chunk of many gigabytes.
     #[test]
     #[cfg(not(miri))] // Many chunks.
