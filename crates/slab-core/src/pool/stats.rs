@@ -118,8 +118,8 @@ pub struct PoolStats {
     /// Bytes of the pages on which chunks lie that were in use or in a magazine at some time, or that were backed when the
     /// pool was built, and that no [`trim`](crate::SlabPool::trim) has given back since: what may be resident, page by page.
     /// Less is, where nobody has written to them yet, or the system has taken them; more, where it backs
-    /// [huge pages](crate::SlabPoolBuilder::huge_pages). What it counts itself takes a system call:
-    /// [`resident_bytes`](crate::SlabPool::resident_bytes).
+    /// [huge pages](crate::SlabPoolBuilder::huge_pages), and in a process that locks all of its memory (`mlockall`): there
+    /// whole slabs are. What it counts itself takes a system call: [`resident_bytes`](crate::SlabPool::resident_bytes).
     pub touched_bytes: usize,
     /// The size of a slab in bytes.
     pub slab_bytes: usize,
