@@ -92,6 +92,8 @@ families! {
         "The cap: bytes that the pool's chunks can take at most.";
     POOL_RESIDENT_BYTES = Gauge "slab_pool_resident_bytes",
         "Bytes of the pool's chunks that are in memory, as the system counts them.";
+    POOL_TOUCHED_BYTES = Gauge "slab_pool_touched_bytes",
+        "Bytes of the pages that chunks were taken from and that were not given back: what may be in memory, as the pool counts it.";
     POOL_COMMITTED_BYTES = Gauge "slab_pool_committed_bytes",
         "Bytes of the slabs that serve the size class.";
     POOL_UNASSIGNED_BYTES = Gauge "slab_pool_unassigned_bytes",

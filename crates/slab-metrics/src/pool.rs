@@ -8,6 +8,7 @@ use slab_core::{ClassStats, PoolStats, SlabPool, WaitTimes};
 /// The series of a pool.
 const ROWS: &[Row<PoolStats>] = rows! { |s|
     POOL_CAPACITY_BYTES: s.max_memory as u64;
+    POOL_TOUCHED_BYTES: s.touched_bytes as u64;
     POOL_UNASSIGNED_BYTES: unassigned_bytes(s) as u64;
     POOL_THREAD_CACHES: s.thread_caches as u64;
     POOL_SLOW_CLASSES: s.slow_classes as u64;
@@ -124,6 +125,7 @@ impl Source for PoolSource {
 fn write_pool(stats: &PoolStats, json: &mut Json) {
     json.number("capacity_bytes", stats.max_memory);
     json.number("committed_bytes", stats.committed_bytes);
+    json.number("touched_bytes", stats.touched_bytes);
     json.number("thread_caches", stats.thread_caches);
     json.number("too_large", stats.too_large);
     json.number("oversize_bytes", stats.oversize_bytes);
@@ -165,6 +167,7 @@ mod tests {
         assert_each_field_has_its_series! {
             ROWS, nothing();
             max_memory = 1 => "slab_pool_capacity_bytes";
+            touched_bytes = 1 => "slab_pool_touched_bytes";
             committed_bytes = 1 => "slab_pool_unassigned_bytes";
             thread_caches = 1 => "slab_pool_thread_caches";
             slow_classes = 1 => "slab_pool_slow_classes";
@@ -214,6 +217,7 @@ mod tests {
             write_pool, nothing(), others: [];
             max_memory = 1 => "capacity_bytes";
             committed_bytes = 1 => "committed_bytes";
+            touched_bytes = 1 => "touched_bytes";
             thread_caches = 1 => "thread_caches";
             too_large = 1 => "too_large";
             oversize_bytes = 1 => "oversize_bytes";

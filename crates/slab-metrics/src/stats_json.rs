@@ -159,7 +159,7 @@ mod tests {
             "capacity_bytes classes commit_failures committed_bytes compact_refused \
              compacted heap_bytes heap_fallbacks heap_refused held_bytes held_packets \
              name oversize_bytes oversize_refused pinned_bytes thread_caches too_large \
-             waits_ended waits_nanos",
+             touched_bytes waits_ended waits_nanos",
         );
         assert_fields(
             socket,

@@ -95,10 +95,12 @@ fn panels_stack_only_what_adds_up_and_show_numbers_in_their_unit() {
         let no_targets = Vec::new();
         for target in panel["targets"].as_array().unwrap_or(&no_targets) {
             let (id, expr) = (&target["refId"], target["expr"].as_str().unwrap());
-            // The resident bytes are a part of the committed ones, not in addition to them.
+            // The touched and the resident bytes are a part of the committed ones, not in addition to them.
             if setting(panel, id, "custom.stacking")["mode"] == "normal" {
                 stacked += 1;
-                assert!(!expr.contains("slab_pool_resident_bytes"), "{panel:#}");
+                for part in ["slab_pool_resident_bytes", "slab_pool_touched_bytes"] {
+                    assert!(!expr.contains(part), "{panel:#}");
+                }
             }
             if setting(panel, id, "unit") == "bytes" {
                 in_bytes += 1;

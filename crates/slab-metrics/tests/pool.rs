@@ -103,6 +103,8 @@ fn the_page_counts_what_the_callers_did() {
     assert_eq!(now.sum("slab_pool_allocs_total", &class), 100.0);
     assert_eq!(now.sum("slab_pool_frees_total", &class), 0.0);
     assert!(now.value("slab_pool_slab_commits_total", &class) >= 1.0);
+    let touched = now.value("slab_pool_touched_bytes", &class[..1]);
+    assert!(touched > 0.0 && touched == rx.stats().touched_bytes as f64);
     if let Some(resident) = rx.resident_bytes() {
         let exported = now.value("slab_pool_resident_bytes", &class[..1]);
         assert_eq!(exported, resident as f64);
