@@ -57,8 +57,8 @@
 
 #![cfg_attr(not(any(feature = "std", test)), no_std)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// Then what memory of the system's and waiting need is not used, nor what events report, and a name is a constant. The
-// documentation speaks of all that there is otherwise, without links.
+// Without an allocator nobody uses what memory of the system's and waiting need, nor what events report, and a name is a
+// constant; the documentation speaks, without links, of all that there is with one.
 #![cfg_attr(
     not(feature = "alloc"),
     allow(

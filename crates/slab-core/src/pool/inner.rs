@@ -231,14 +231,11 @@ impl Inner {
     }
 
     /// Notes a request for a histogram, if the pool makes one.
-    #[cfg_attr(not(feature = "alloc"), allow(clippy::unused_self))]
     pub(crate) fn record_request(&self, len: usize) {
         #[cfg(feature = "alloc")]
         if let Some(recorder) = &self.recorder {
             recorder.record(len);
         }
-        #[cfg(not(feature = "alloc"))]
-        let _ = len;
     }
 
     /// A chunk goes to a caller; every slow path ends here.

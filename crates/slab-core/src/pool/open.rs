@@ -46,7 +46,7 @@ macro_rules! write_fields {
             $(#[$if])?
             {
                 let value = $value;
-                // SAFETY: the caller's promise: room for the struct that nobody else uses.
+                // SAFETY: `at` is a place for the struct that nobody else knows, of the room or of the heap.
                 unsafe { (&raw mut (*at).$field).write(value) };
             }
         )*

@@ -39,8 +39,9 @@ impl TouchedPages {
         self.pages << self.page_shift
     }
 
-    /// Something on these bytes, by their offsets in the arena, goes to a user.
+    /// Something on these bytes, at least one, by their offsets in the arena, goes to a user.
     pub(super) fn add(&mut self, part: &Range<usize>) {
+        debug_assert!(!part.is_empty());
         let last = (part.end - 1) >> self.page_shift;
         for (at, mask) in words(part.start >> self.page_shift..last + 1) {
             let new = mask & !self.bits[at];

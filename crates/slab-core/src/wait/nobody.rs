@@ -2,7 +2,6 @@
 //! waits, and so no pool is ever under pressure.
 
 use crate::pool::inner::Inner;
-use crate::sync::Ordering;
 use core::ptr::NonNull;
 
 #[derive(Debug)]
@@ -18,32 +17,26 @@ impl Waiters {
     }
 }
 
-pub(crate) struct DeferredWakers(());
+/// There are none.
+pub(crate) enum DeferredWakers {}
 
 impl DeferredWakers {
-    pub(crate) fn wake(self) {}
+    pub(crate) fn wake(self) {
+        match self {}
+    }
 }
 
 impl Inner {
-    /// As with those who wait.
+    /// Called under pressure only.
     ///
     /// # Safety
     /// As with those who wait.
     pub(crate) unsafe fn store_and_serve(
-        this: NonNull<Self>,
-        class: u8,
-        units: &[u32],
-        frees: u64,
+        _this: NonNull<Self>,
+        _class: u8,
+        _units: &[u32],
+        _frees: u64,
     ) -> Option<DeferredWakers> {
-        // SAFETY: the caller's promise.
-        let pool = unsafe { this.as_ref() };
-        let mut layer = pool.slabs.lock();
-        // `close` sets it under this mutex.
-        if pool.closed.load(Ordering::Relaxed) {
-            return None;
-        }
-        pool.count_frees(class, frees);
-        layer.slabs.store(&pool.arena, class, units);
-        Some(DeferredWakers(()))
+        unreachable!("nobody waits")
     }
 }
